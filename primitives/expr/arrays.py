@@ -1,0 +1,144 @@
+"""The values a trace is made of: arrays given by a rule from indices to nodes.
+
+A traced function may handle whole captured tensors before it indexes them (`table[h][q - k]`,
+`slopes.sigmoid()[h]`). An `Array` of shape `shape` is a rule that takes one node per dimension and
+gives the node of that element; indexing is applying the rule. A scalar has shape `()`.
+
+Gradients of captured tensors come out of autograd as sums of `index_put` into zeros. A `Scatter`
+keeps them so: a list of (indices, value), which is what a kernel adds with atomics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from primitives.expr import algebra as A
+from primitives.expr.node import Capture, Kind, Node
+
+Indices = tuple[Node, ...]
+
+
+@attrs.frozen(eq=False)
+class Array:
+    """`at(indices)` gives the node of one element."""
+
+    shape: tuple[int, ...]
+    kind: Kind
+    at: Callable[[Indices], Node]
+
+    @property
+    def scalar(self) -> Node:
+        """The node of a 0-d array, or of an array with a single element."""
+        if math.prod(self.shape) != 1:
+            raise TypeError(f"expected a scalar, got an array of shape {self.shape}")
+        return self.at((A.const(0),) * len(self.shape))
+
+
+@attrs.frozen(eq=False)
+class Scatter:
+    """Zeros of shape `shape` with `value` added at `indices` for every entry."""
+
+    shape: tuple[int, ...]
+    entries: tuple[tuple[Indices, Node], ...] = ()
+    kind: Kind = "float"
+
+
+Value = Array | Scatter
+
+
+def scalar(node: Node) -> Array:
+    return Array((), node.kind, lambda _: node)
+
+
+def captured(tensor_capture: Capture, shape: Sequence[int]) -> Array:
+    sizes = tuple(shape)
+
+    def at(indices: Indices) -> Node:
+        return A.gather(tensor_capture, indices)
+
+    return Array(sizes, tensor_capture.kind, at)
+
+
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*padded, strict=True))
+
+
+def _project(indices: Indices, shape: tuple[int, ...]) -> Indices:
+    """The indices of an operand of `shape` under broadcasting."""
+    own = indices[len(indices) - len(shape) :]
+    return tuple(A.const(0) if d == 1 else i for i, d in zip(own, shape, strict=True))
+
+
+def elementwise(function: Callable[..., Node], kind: Kind, operands: Sequence[Array]) -> Array:
+    shape = broadcast([o.shape for o in operands])
+
+    def at(indices: Indices) -> Node:
+        return function(*(o.at(_project(indices, o.shape)) for o in operands))
+
+    return Array(shape, kind, at)
+
+
+def materialise(value: Value) -> Array:
+    """A scatter seen as an array; possible where it has no entries or is a scalar."""
+    if isinstance(value, Array):
+        return value
+    total: Node = A.const(0.0)
+    for indices, node in value.entries:
+        if indices:
+            raise TypeError("a gradient was used as a value")
+        total = A.add(total, node)
+    return Array(value.shape, "float", lambda _: total)
+
+
+def scatter(value: Value) -> Scatter:
+    """A value seen as a sum of scattered entries (small arrays are written out)."""
+    if isinstance(value, Scatter):
+        return value
+    if math.prod(value.shape) > 64:
+        raise TypeError("a gradient with respect to a whole captured tensor, not to an element")
+    cells: list[Indices] = [()]
+    for size in value.shape:
+        cells = [(*c, A.const(i)) for c in cells for i in range(size)]
+    return Scatter(value.shape, tuple((c, value.at(c)) for c in cells))
+
+
+def add(a: Value, b: Value) -> Value:
+    if isinstance(a, Array) and isinstance(b, Array):
+        return elementwise(A.add, "float", (a, b))
+    a, b = scatter(a), scatter(b)
+    return Scatter(broadcast((a.shape, b.shape)), a.entries + b.entries)
+
+
+def scale(a: Scatter, b: Array, operation: Callable[[Node, Node], Node]) -> Scatter:
+    """A linear operation of a scatter with an array: elementwise on the entries."""
+    return Scatter(
+        a.shape, tuple((i, operation(v, b.at(_project(i, b.shape)))) for i, v in a.entries)
+    )
+
+
+def reshape(a: Value, shape: tuple[int, ...]) -> Value:
+    if isinstance(a, Scatter):
+        return Scatter(shape, tuple((_reindex(i, a.shape, shape), v) for i, v in a.entries))
+    old, at = a.shape, a.at
+    return Array(shape, a.kind, lambda i: at(_reindex(i, shape, old)))
+
+
+def _reindex(indices: Indices, old: tuple[int, ...], new: tuple[int, ...]) -> Indices:
+    """Indices into shape `old` turned into indices into shape `new` of the same elements."""
+    squeezed = [(i, d) for i, d in zip(indices, old, strict=True) if d != 1]
+    if [d for _, d in squeezed] == [d for d in new if d != 1]:
+        kept = iter(i for i, _ in squeezed)
+        return tuple(A.const(0) if d == 1 else next(kept) for d in new)
+    flat: Node = A.const(0)
+    for index, size in zip(indices, old, strict=True):
+        flat = A.add(A.mul(flat, size), index)
+    result: list[Node] = []
+    for size in reversed(new):
+        result.append(A.mod(flat, size))
+        flat = A.floordiv(flat, size)
+    return tuple(reversed(result))
