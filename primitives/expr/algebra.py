@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from primitives.expr.node import Capture, Kind, Node, walk
+from primitives.expr.node import VARIABLES, Capture, Kind, Node, walk
 
 Number = bool | int | float
 
@@ -61,8 +61,6 @@ def _scalars(node: Node) -> tuple:
 
 
 def _sorted(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    from primitives.expr.node import VARIABLES
-
     def rank(node: Node) -> tuple:
         place = VARIABLES.index(node.attr) if node.op == "var" else len(VARIABLES)
         return place, node.digest
@@ -414,15 +412,16 @@ def _logical(op: str, nodes: Iterable[Node | Number]) -> Node:
 
 
 def logical_xor(a: Node | Number, b: Node | Number) -> Node:
-    negate, count = False, {}
+    negate = False
+    count: dict[Node, int] = {}
     for node in (to_bool(lift(a)), to_bool(lift(b))):
         for arg in node.args if node.op == "xor" else (node,):
             if arg.is_const:
                 negate ^= arg.attr
                 continue
-            if arg.op == "not":
-                arg, negate = arg.args[0], not negate
-            count[arg] = count.get(arg, 0) + 1
+            negate ^= arg.op == "not"
+            bare = arg.args[0] if arg.op == "not" else arg
+            count[bare] = count.get(bare, 0) + 1
     odd = [arg for arg, times in count.items() if times % 2]
     if not odd:
         return const(negate)
@@ -511,3 +510,14 @@ _REBUILD: dict[str, Callable[..., Node]] = {
     "or": logical_or,
     "where": where,
 }
+
+
+def substitute(roots: Iterable[Node], replace: dict[Node, Node]) -> tuple[Node, ...]:
+    """`roots` with every node in `replace` exchanged, rebuilt in canonical form."""
+    roots = tuple(roots)
+    done = dict(replace)
+    for node in walk(*roots):
+        if node not in done:
+            args = tuple(done[a] for a in node.args)
+            done[node] = node if args == node.args else rebuild(node, args)
+    return tuple(done[r] for r in roots)

@@ -310,7 +310,7 @@ def _ones(out: Result, *_: Any, **__: Any) -> Value:
 
 
 @rule("aten.arange", "prims.iota")
-def _arange(out: Result, *args: Any, start: int = 0, step: int = 1, **_: Any) -> Value:
+def _arange(out: Result, *args: Any, start: float = 0, step: float = 1, **_: Any) -> Value:
     numbers = [a for a in args if isinstance(a, int | float)]
     if len(numbers) > 1:
         start, step = numbers[0], numbers[2] if len(numbers) > 2 else 1
@@ -524,7 +524,7 @@ def _slice_scatter(out: Result, a: Any, *args: Any) -> Value:
         base = Scatter(out.shape)
     else:  # slice_scatter(zeros, source, dim, start, end, step)
         source, base = args[0], arrays.scatter(_value(a))
-        dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        dim, start, end, step = list(args[1:]) + [0, None, None, 1][len(args) - 1 :]
     dim %= len(out.shape)
     first, _, _ = slice(start, end, step).indices(out.shape[dim])
     entries = arrays.scatter(_value(source)).entries

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -40,7 +40,7 @@ class Capture:
 
     __slots__ = ("__weakref__", "dtype", "kind", "rank", "tensor")
 
-    _interned: weakref.WeakValueDictionary[int, Capture] = weakref.WeakValueDictionary()
+    _interned: ClassVar[weakref.WeakValueDictionary[int, Capture]] = weakref.WeakValueDictionary()
 
     tensor: torch.Tensor | None
     dtype: torch.dtype
@@ -92,7 +92,7 @@ class Node:
 
     __slots__ = ("__weakref__", "args", "attr", "digest", "free", "kind", "op")
 
-    _interned: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionary()
+    _interned: ClassVar[weakref.WeakValueDictionary[tuple, Node]] = weakref.WeakValueDictionary()
 
     op: str
     args: tuple[Node, ...]
@@ -103,16 +103,16 @@ class Node:
 
     def __new__(cls, op: str, args: Iterable[Node], kind: Kind, attr: Any = None) -> Node:
         args = tuple(args)
-        key = (op, args, kind, attr, type(attr))
-        if isinstance(attr, float):  # 0.0 and -0.0 are equal but not the same constant
-            key += (attr.hex(),)
+        # 0.0 and -0.0, 1 and True are equal but not the same constant.
+        stamp = attr.hex() if isinstance(attr, float) else type(attr)
+        key = (op, args, kind, attr, stamp)
         known = cls._interned.get(key)
         if known is not None:
             return known
         self = object.__new__(cls)
         self.op, self.args, self.kind, self.attr = op, args, kind, attr
-        stamp = attr.signature if isinstance(attr, Capture) else repr(attr)
-        text = f"{op}|{kind}|{stamp}|".encode() + b"".join(a.digest for a in args)
+        shown = attr.signature if isinstance(attr, Capture) else repr(attr)
+        text = f"{op}|{kind}|{shown}|".encode() + b"".join(a.digest for a in args)
         self.digest = hashlib.blake2b(text, digest_size=12).digest()
         own = {attr} if op == "var" else set()
         self.free = frozenset(own.union(*(a.free for a in args)))
@@ -153,16 +153,3 @@ def captures(*roots: Node) -> tuple[Capture, ...]:
         if node.op == "gather":
             found.setdefault(node.attr)
     return tuple(found)
-
-
-def substitute(roots: Iterable[Node], replace: dict[Node, Node]) -> tuple[Node, ...]:
-    """`roots` with every node in `replace` exchanged, rebuilt in canonical form."""
-    from primitives.expr.algebra import rebuild
-
-    roots = tuple(roots)
-    done = dict(replace)
-    for node in walk(*roots):
-        if node not in done:
-            args = tuple(done[a] for a in node.args)
-            done[node] = node if args == node.args else rebuild(node, args)
-    return tuple(done[r] for r in roots)

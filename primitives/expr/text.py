@@ -63,7 +63,7 @@ def _parse(text: str, bound: tuple[Capture, ...] | None) -> tuple[Node, ...]:
         else:
             attr = ast.literal_eval(attr_text) if attr_text else None
         if op == "gather":
-            attr = bound[attr]  # type: ignore[index]
+            attr = bound[int(attr_text)]
         args = [nodes[int(a[1:])] for a in arg_text.split()]
         nodes.append(Node(op, args, _kind(kind), attr))
     return tuple(nodes[int(r[1:])] for r in last.split()[1:])

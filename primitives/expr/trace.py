@@ -22,12 +22,12 @@ from primitives.expr import algebra as A
 from primitives.expr import arrays
 from primitives.expr.aten import RULES, Result
 from primitives.expr.errors import DefinitionError, explain_failure, location_of, name_of
-from primitives.expr.node import Capture, Node
+from primitives.expr.node import Capture, Node, captures
 
 #: Keyword-only parameters a function may ask for besides its indices.
 LENGTHS = ("seqlen_q", "seqlen_k")
 
-_DECOMPOSITIONS = core_aten_decompositions()
+_DECOMPOSITIONS: dict[Any, Callable] = dict(core_aten_decompositions())
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +44,7 @@ class Derivative:
 class _IndexByTensor(TorchFunctionMode):
     """`tensor[i]` with 0-d indices as a gather; torch would ask the index for its value."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.__getitem__:
             tensor, index = args
             index = index if isinstance(index, tuple) else (index,)
@@ -89,8 +89,6 @@ def trace(function: Callable, variables: Sequence[str], noun: str) -> Node:
 
 def derivative(function: Callable, variables: Sequence[str], value: Node) -> Derivative:
     """The derivative of a score function that was traced to `value`."""
-    from primitives.expr.node import captures
-
     differentiable = [
         c
         for c in captures(value)
@@ -98,7 +96,7 @@ def derivative(function: Callable, variables: Sequence[str], value: Node) -> Der
     ]
     if "score" not in value.free and not differentiable:
         return Derivative(A.const(0.0))
-    tensors = [c.tensor for c in differentiable]
+    tensors = [c.tensor for c in differentiable if c.tensor is not None]
     (_, *gradients), _ = _run(function, variables, tensors)
     by_score, *by_capture = gradients
     rows = []
@@ -162,8 +160,9 @@ def _run(
             return [out]
         if not out.requires_grad:
             return [out, None, *(None for _ in wanted)]
-        score = inputs[names.index("score")]
-        return [out, *torch.autograd.grad(out, [score, *wanted], allow_unused=True)]
+        scores = [x for x, name in zip(inputs, names, strict=True) if name == "score"]
+        gradients = torch.autograd.grad(out, [*scores, *wanted], allow_unused=True)
+        return [out, *(gradients if scores else (None, *gradients))]
 
     example = [
         torch.zeros((), dtype=torch.float32, requires_grad=wanted is not None)

@@ -1,0 +1,5 @@
+"""fa4core: attention variants composed from orthogonal primitives."""
+
+from fa4core.variant import Variant
+
+__all__ = ["Variant"]

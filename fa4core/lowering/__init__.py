@@ -1,0 +1,1 @@
+"""What an expression graph becomes: torch code, interval bounds, kernel code."""

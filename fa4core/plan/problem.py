@@ -1,0 +1,210 @@
+"""`Problem`: the sizes of one attention call, read from its tensors and checked.
+
+Every backend and every analysis takes its sizes from here, so an input is validated once.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import torch
+
+from primitives.sequence import Layout
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@attrs.frozen
+class Problem:
+    """Sizes of one attention call.
+
+    Attributes:
+        batch: Number of sequences.
+        heads_q: Query heads, a multiple of `heads_kv`.
+        heads_kv: Key and value heads.
+        head_dim: Of queries and keys.
+        head_dim_v: Of values and outputs.
+        seqlens_q: Real query length of each sequence (after `seqused_q`).
+        seqlens_k: Real key length of each sequence (after `seqused_k`).
+        starts_q: First row of each sequence in the packed queries; None if padded.
+        starts_k: Likewise for packed keys; None if padded or paged.
+        page_size: Keys in a page, or None.
+        dtype: Of queries, keys and values.
+    """
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    seqlens_q: tuple[int, ...]
+    seqlens_k: tuple[int, ...]
+    starts_q: tuple[int, ...] | None = None
+    starts_k: tuple[int, ...] | None = None
+    page_size: int | None = None
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def group(self) -> int:
+        """Query heads for each KV head."""
+        return self.heads_q // self.heads_kv
+
+    @classmethod
+    def from_tensors(
+        cls,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layout: Layout | None = None,
+    ) -> Problem:
+        """Read the sizes and check that the tensors fit together.
+
+        Args:
+            q: (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) if packed.
+            k: (batch, seqlen_k, heads_kv, head_dim), (total_k, heads_kv, head_dim) if packed, or
+                (num_pages, page_size, heads_kv, head_dim) if paged.
+            v: As k, with head_dim_v.
+            layout: See `primitives.sequence`.
+
+        Raises:
+            ValueError, TypeError: Saying what was given, what is accepted and what to do.
+        """
+        layout = layout or Layout()
+        _check_tensors(q, k, v)
+        _check_ranks(q, k, v, layout)
+        seqlens_q, starts_q = _lengths(q, layout.cu_seqlens_q, layout.seqused_q, "q")
+        batch = len(seqlens_q)
+        if layout.page_table is not None:
+            seqlens_k, starts_k = _paged_lengths(k, layout, batch), None
+        else:
+            seqlens_k, starts_k = _lengths(k, layout.cu_seqlens_k, layout.seqused_k, "k")
+        if len(seqlens_k) != batch:
+            raise ValueError(f"q has {batch} sequences and k has {len(seqlens_k)}; they must agree")
+        heads_q, heads_kv = q.shape[-2], k.shape[-2]
+        if heads_kv == 0 or heads_q % heads_kv:
+            raise ValueError(
+                f"{heads_q} query heads on {heads_kv} KV heads; the query heads must be a "
+                "multiple of the KV heads"
+            )
+        return cls(
+            batch=batch,
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            head_dim=q.shape[-1],
+            head_dim_v=v.shape[-1],
+            seqlens_q=seqlens_q,
+            seqlens_k=seqlens_k,
+            starts_q=starts_q,
+            starts_k=starts_k,
+            page_size=None if layout.page_table is None else k.shape[1],
+            dtype=q.dtype,
+        )
+
+
+def _shape(t: torch.Tensor) -> str:
+    return str(tuple(t.shape))
+
+
+def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is a {type(t).__name__}; a torch tensor is accepted")
+        if t.dtype not in DTYPES:
+            raise TypeError(
+                f"{name} is {t.dtype}; float16, bfloat16, float32 and float64 are accepted "
+                "(the kernels take float16 and bfloat16)"
+            )
+    for name, t in (("k", k), ("v", v)):
+        if t.dtype != q.dtype:
+            raise TypeError(f"q is {q.dtype} and {name} is {t.dtype}; convert them to one dtype")
+        if t.device != q.device:
+            raise ValueError(
+                f"q is on {q.device} and {name} on {t.device}; move them to one device"
+            )
+
+
+def _check_ranks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout) -> None:
+    packed_q, packed_k = layout.cu_seqlens_q is not None, layout.cu_seqlens_k is not None
+    paged = layout.page_table is not None
+    q_form = "(total_q, heads, d)" if packed_q else "(batch, seqlen_q, heads, d)"
+    k_form = "(total_k, heads, d)" if packed_k else "(batch, seqlen_k, heads, d)"
+    k_form = "(num_pages, page_size, heads, d)" if paged else k_form
+    for name, t, rank, form in (
+        ("q", q, 3 if packed_q else 4, q_form),
+        ("k", k, 3 if packed_k else 4, k_form),
+        ("v", v, 3 if packed_k else 4, k_form),
+    ):
+        if t.dim() != rank:
+            raise ValueError(f"{name} has shape {_shape(t)}; with this layout {form} is accepted")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            f"k has shape {_shape(k)} and v {_shape(v)}; all but the last dimension must agree"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q has head dim {q.shape[-1]} and k {k.shape[-1]}; they must agree")
+    if not packed_q and not packed_k and not paged and q.shape[0] != k.shape[0]:
+        raise ValueError(f"q has batch {q.shape[0]} and k {k.shape[0]}; they must agree")
+    if 0 in (q.shape[-1], v.shape[-1]):
+        raise ValueError(f"head dims {q.shape[-1]} and {v.shape[-1]}; positive ones are accepted")
+    for name, t in layout.tensors.items():
+        if t.device != q.device:
+            raise ValueError(
+                f"q is on {q.device} and {name} on {t.device}; move them to one device"
+            )
+
+
+def _lengths(
+    t: torch.Tensor, cumulative: torch.Tensor | None, used: torch.Tensor | None, name: str
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Length of each sequence, and the first row of each if packed."""
+    if cumulative is None:
+        lengths, starts = [t.shape[1]] * t.shape[0], None
+    else:
+        ends = cumulative.tolist()
+        if not ends or ends[0] != 0 or any(a > b for a, b in itertools.pairwise(ends)):
+            raise ValueError(
+                f"cu_seqlens_{name} is {_brief(ends)}; it must start with 0 and never decrease"
+            )
+        if ends[-1] > t.shape[0]:
+            raise ValueError(
+                f"cu_seqlens_{name} ends at {ends[-1]}, but {name} has {t.shape[0]} rows"
+            )
+        lengths = [b - a for a, b in itertools.pairwise(ends)]
+        starts = tuple(ends[:-1])
+    return _used(lengths, used, name), starts
+
+
+def _used(lengths: list[int], used: torch.Tensor | None, name: str) -> tuple[int, ...]:
+    if used is None:
+        return tuple(lengths)
+    given = used.tolist()
+    if len(given) != len(lengths):
+        raise ValueError(
+            f"seqused_{name} has {len(given)} entries for {len(lengths)} sequences; one each"
+        )
+    for i, (n, most) in enumerate(zip(given, lengths, strict=True)):
+        if not 0 <= n <= most:
+            raise ValueError(f"seqused_{name}[{i}] is {n}; sequence {i} has room for 0..{most}")
+    return tuple(given)
+
+
+def _paged_lengths(k: torch.Tensor, layout: Layout, batch: int) -> tuple[int, ...]:
+    table, used = layout.page_table, layout.seqused_k
+    assert table is not None and used is not None
+    pages, page_size = k.shape[0], k.shape[1]
+    if table.shape[0] != batch:
+        raise ValueError(f"page_table has {table.shape[0]} rows for {batch} sequences; one each")
+    lengths = _used([table.shape[1] * page_size] * batch, used, "k")
+    for i, n in enumerate(lengths):
+        needed = table[i, : -(-n // page_size)]
+        if needed.numel() and not (int(needed.min()) >= 0 and int(needed.max()) < pages):
+            raise ValueError(
+                f"page_table[{i}] names pages {int(needed.min())}..{int(needed.max())}; pages "
+                f"0..{pages - 1} exist"
+            )
+    return lengths
+
+
+def _brief(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, ...]"

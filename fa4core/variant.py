@@ -1,0 +1,131 @@
+"""`Variant`: the composition of primitives that an attention call computes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import attrs
+import torch
+
+from primitives.exp import Exp
+from primitives.expr import Capture, Node, algebra, captures, dump, parse
+from primitives.expr.trace import Derivative
+from primitives.mask import Mask, full
+from primitives.schedule import Schedule
+from primitives.score import ScoreMod, identity
+from primitives.sink import Sink
+from primitives.sparsity import BlockMap
+
+
+@attrs.frozen(eq=False, slots=False)
+class Variant:
+    """A mask, a score mod, a sink, a block map, and the policies of numerics and scheduling.
+
+    Everything is optional and orthogonal; the default is plain full attention.
+
+    Attributes:
+        mask: Which keys a query attends to.
+        score: What happens to a scaled score before the softmax.
+        sink: One more logit in the denominator, or None.
+        blocks: Blocks attended to at all, combined with the mask; or None.
+        exp: How exponentials are computed; None takes the target's default.
+        rescale_threshold: By how much (in the log2 domain) a row's running maximum may grow before
+            its accumulator is rescaled; None takes the target's default.
+        schedule: How work is handed out; None lets the plan choose.
+    """
+
+    mask: Mask = attrs.field(factory=full)
+    score: ScoreMod = attrs.field(factory=identity)
+    sink: Sink | None = None
+    blocks: BlockMap | None = None
+    exp: Exp | None = None
+    rescale_threshold: float | None = None
+    schedule: Schedule | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                hint = ""
+                if callable(value) and name in ("mask", "score"):
+                    hint = f"; wrap the function with {name}.define"
+                raise TypeError(
+                    f"{name} is a {type(value).__name__}; a {_names(kind)} is accepted{hint}"
+                )
+        if self.rescale_threshold is not None and not self.rescale_threshold >= 0:
+            raise ValueError(f"rescale_threshold={self.rescale_threshold}; it must be >= 0")
+
+    @cached_property
+    def graph(self) -> VariantGraph:
+        """Forward functions as one graph; block maps are part of the mask."""
+        mask = self.mask if self.blocks is None else self.blocks.apply(self.mask)
+        sink = algebra.const(-float("inf")) if self.sink is None else self.sink.expr
+        return VariantGraph(mask.expr, self.score.expr, sink)
+
+    @cached_property
+    def gradient(self) -> tuple[Derivative, Derivative]:
+        """Derivatives of the score mod and of the sink."""
+        none = Derivative(algebra.const(0.0))
+        return self.score.gradient(), none if self.sink is None else self.sink.gradient()
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Captured tensors and scalars, in the order of the graph's slots: run-time arguments."""
+        return tuple(c.tensor for c in self.graph.captures if c.tensor is not None)
+
+    @cached_property
+    def key(self) -> str:
+        """What a forward kernel is compiled for, as text: the same for new closures, scalars and
+        tensors of the same type."""
+        return f"{self.graph.dump()}\nexp {self.exp}\nrescale {self.rescale_threshold}"
+
+
+def _names(kind: type | tuple[type, ...]) -> str:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "mask": Mask,
+    "score": ScoreMod,
+    "sink": (Sink, type(None)),
+    "blocks": (BlockMap, type(None)),
+    "exp": (Exp, type(None)),
+    "rescale_threshold": (float, int, type(None)),
+    "schedule": (Schedule, type(None)),
+}
+
+
+@attrs.frozen(eq=False, slots=False)
+class VariantGraph:
+    """A variant's functions as nodes over one list of captures.
+
+    Attributes:
+        mask: bool over b, h, q, k, seqlen_q, seqlen_k.
+        score: float over the same and `score`.
+        sink: float over b, h, q; the constant -inf where there is none.
+    """
+
+    mask: Node
+    score: Node
+    sink: Node
+
+    @property
+    def roots(self) -> tuple[Node, Node, Node]:
+        return self.mask, self.score, self.sink
+
+    @cached_property
+    def captures(self) -> tuple[Capture, ...]:
+        return captures(*self.roots)
+
+    @property
+    def has_sink(self) -> bool:
+        return not (self.sink.is_const and self.sink.attr == -float("inf"))
+
+    def dump(self) -> str:
+        return dump(self.roots)
+
+    @classmethod
+    def parse(cls, text: str, tensors: tuple[torch.Tensor, ...]) -> VariantGraph:
+        """The graph back from `dump`'s text with its run-time tensors bound."""
+        return cls(*parse(text, tensors))

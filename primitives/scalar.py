@@ -1,0 +1,32 @@
+"""Run-time scalars: numbers that a kernel takes as arguments instead of compiling them in."""
+
+from __future__ import annotations
+
+import torch
+
+
+def parameter(value: bool | int | float | torch.Tensor) -> torch.Tensor:
+    """Wrap a number so that functions capture it as a run-time argument.
+
+    A plain Python number in a closure is part of the function and compiled in; a parameter may
+    change from call to call without compiling anything.
+
+    Args:
+        value: The number; a 0-d tensor is taken as it is.
+
+    Returns:
+        A 0-d tensor on the CPU: int64, float32 or bool.
+
+    Raises:
+        TypeError: `value` is neither a number nor a 0-d tensor.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.dim() != 0:
+            raise TypeError(
+                f"a parameter is one number; got a tensor of shape {tuple(value.shape)}"
+            )
+        return value
+    if not isinstance(value, bool | int | float):
+        raise TypeError(f"a parameter is a bool, int, float or 0-d tensor; got {value!r}")
+    dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
+    return torch.tensor(value, dtype=dtype)
