@@ -66,6 +66,37 @@ def checked_integers(
     return value
 
 
+def checked_floats(
+    value: torch.Tensor, what: str, ranks: Sequence[int], accepted: str
+) -> torch.Tensor:
+    """A floating-point tensor of one of the ranks; `accepted` is how errors spell the shapes."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        given = getattr(value, "dtype", type(value).__name__)
+        raise TypeError(f"{what} is {given}; a floating-point tensor {accepted} is accepted")
+    if value.dim() not in ranks:
+        raise ValueError(f"{what} has shape {tuple(value.shape)}; {accepted} is accepted")
+    return value
+
+
+def number(
+    value: float | torch.Tensor, what: str, *, positive: bool = False, axis: str | None = None
+) -> torch.Tensor:
+    """A run-time float; with `axis` also a 1-d table of them. NaN is refused."""
+    if isinstance(value, torch.Tensor):
+        forms = "()" if axis is None else f"() or ({axis},)"
+        checked_floats(value, what, (0,) if axis is None else (0, 1), forms)
+    elif not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{what}={value!r}; a float or a floating-point tensor is accepted")
+    else:
+        value = parameter(float(value))
+    if value.device.type == "cpu" and not bool(
+        ((value > 0) if positive else (value == value)).all()
+    ):
+        accepted = "a positive number" if positive else "a number"
+        raise ValueError(f"{what}={shown(value)}; {accepted} is accepted")
+    return value
+
+
 def at(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """The entry of a 1-d table, or the scalar that stands for all of them."""
     return table[index] if table.dim() else table
