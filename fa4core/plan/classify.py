@@ -15,8 +15,8 @@ from fa4core.plan.boxes import Analysis, Boxes, coarsest, joined
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 from fa4core.plan.resolve import resolve
 
-_CHUNK = 1 << 16  # boxes bounded at once
-_MOST = 1 << 22  # beyond this many boxes a level is not split further: what is open stays PARTIAL
+_CHUNK = 1 << 15  # boxes bounded at once
+_MOST = 1 << 20  # beyond this many boxes a level is not split further: what is open stays PARTIAL
 
 
 @attrs.frozen(eq=False)
@@ -57,17 +57,32 @@ def classify(analysis: Analysis, exact_budget: int) -> Rectangles:
     return _rectangles(analysis, found)
 
 
+def _row_runs(boxes: Boxes, kind: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Boxes that are not EMPTY as runs in j: group, i, first j, last j, kind."""
+    keep = np.flatnonzero(kind != EMPTY)
+    order = keep[np.lexsort((boxes.j[keep], boxes.i[keep], boxes.group[keep]))]
+    group, i, j, kind = boxes.group[order], boxes.i[order], boxes.j[order], kind[order]
+    joins = (
+        (group[1:] == group[:-1])
+        & (i[1:] == i[:-1])
+        & (kind[1:] == kind[:-1])
+        & (j[1:] == j[:-1] + 1)
+    )
+    first = np.flatnonzero(np.append(True, ~joins)[: len(order)])
+    last = np.append(first[1:], len(order))[: len(first)] - 1
+    return group[first], i[first], j[first], j[last], kind[first]
+
+
 def _rectangles(analysis: Analysis, found: list[tuple[Boxes, np.ndarray]]) -> Rectangles:
     tiles_q, tiles_k = analysis.groups.tiles(analysis.tile["q"], analysis.tile["k"])
     columns: list[list[np.ndarray]] = [[] for _ in range(6)]
     for boxes, kind in found:
-        keep = kind != EMPTY
-        group, i, j = boxes.group[keep], boxes.i[keep], boxes.j[keep]
         size = FACTOR ** (boxes.level - TILE)
+        group, i, j, j_last, kind = _row_runs(boxes, kind)
         i_end = np.minimum((i + 1) * size, tiles_q[group])
-        j_end = np.minimum((j + 1) * size, tiles_k[group])
+        j_end = np.minimum((j_last + 1) * size, tiles_k[group])
         for column, values in zip(
-            columns, (group, i * size, i_end, j * size, j_end, kind[keep]), strict=True
+            columns, (group, i * size, i_end, j * size, j_end, kind), strict=True
         ):
             column.append(values)
     empty = np.zeros(0, np.int64)

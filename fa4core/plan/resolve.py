@@ -14,7 +14,7 @@ from fa4core.plan.axis import FACTOR, TILE, block_start
 from fa4core.plan.boxes import Analysis, Boxes, joined
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 
-_CHUNK = 1 << 18  # elements evaluated at once
+_CHUNK = 1 << 16  # elements evaluated at once
 _PROBES = (4, 16)  # elements per axis, in the first and the second attempt
 
 
@@ -46,7 +46,8 @@ def resolve(analysis: Analysis, tiles: Boxes, budget: int) -> np.ndarray:
     owner = np.arange(len(tiles))
     _probe(analysis, state, tiles, owner, _PROBES[0])
     parts, part_owner, dropped = _split(analysis, state, tiles, owner)
-    _probe(analysis, state, tiles, np.unique(part_owner), _PROBES[1])
+    still_open = np.flatnonzero(np.bincount(part_owner, minlength=len(tiles)))
+    _probe(analysis, state, tiles, still_open, _PROBES[1])
     keep = state.open[part_owner]
     parts, part_owner, more = _split(analysis, state, parts.select(keep), part_owner[keep])
     dropped |= more
