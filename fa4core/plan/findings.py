@@ -26,7 +26,7 @@ from primitives.score import ScoreMod
 
 #: Elements of a mask that may be evaluated to find rows with nothing to attend to: about half a
 #: second; and how many at a time.
-BUDGET = 1 << 25
+BUDGET = 1 << 24
 CHUNK = 1 << 21
 
 
