@@ -6,7 +6,7 @@ BD3-LM denoises a block of tokens at a time, given the clean blocks before it. O
 
 from __future__ import annotations
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask
 
 
@@ -17,3 +17,12 @@ def block_diffusion(block: int = 32) -> Variant:
         block: Tokens that are denoised together.
     """
     return Variant(mask=mask.block_diffusion(block))
+
+
+def main() -> None:
+    """Draw it to `block_diffusion.png`."""
+    draw.variant(block_diffusion(block=200), "block_diffusion.png", seqlen=4096)
+
+
+if __name__ == "__main__":
+    main()

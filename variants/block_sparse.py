@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask, sparsity
 
 
@@ -70,3 +70,12 @@ def route(q: torch.Tensor, k: torch.Tensor, top_k: int, block: int = 128) -> tor
     affinity = affinity.masked_fill(order[None, :] == order[:, None], torch.inf)
     best, indices = affinity.topk(min(top_k, blocks), dim=-1)
     return indices.masked_fill(best == -torch.inf, -1)
+
+
+def main() -> None:
+    """Draw it to `block_sparse.png`."""
+    draw.variant(block_sparse(seqlen=8192, top_k=8), "block_sparse.png", seqlen=8192)
+
+
+if __name__ == "__main__":
+    main()

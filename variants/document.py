@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask
 
 
@@ -51,3 +51,12 @@ def random_offsets(documents: int, seqlen: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     cuts = torch.randperm(seqlen - 1, generator=generator)[: documents - 1] + 1
     return torch.cat([torch.tensor([0]), cuts.sort().values, torch.tensor([seqlen])])
+
+
+def main() -> None:
+    """Draw it to `document.png`."""
+    draw.variant(document(documents=16, seqlen=8192), "document.png", seqlen=8192)
+
+
+if __name__ == "__main__":
+    main()

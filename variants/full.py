@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from fa4core import Variant
+from fa4core import Variant, draw
 
 
 def full() -> Variant:
     """Plain attention, no mask."""
     return Variant()
+
+
+def main() -> None:
+    """Draw it to `full.png`."""
+    draw.variant(full(), "full.png", seqlen=2048)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ position plus 64 rotary ones make a query and a key of 192, a value has 128.
 
 from __future__ import annotations
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask
 
 HEAD_DIM = 192
@@ -16,3 +16,12 @@ HEAD_DIM_V = 128
 def mla() -> Variant:
     """Causal attention; call it with q, k of head dim 192 and v of 128."""
     return Variant(mask=mask.causal())
+
+
+def main() -> None:
+    """Draw it to `mla.png`."""
+    draw.variant(mla(), "mla.png", seqlen=4096)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ dimensions, strides, and causal axes too.
 
 from __future__ import annotations
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask
 
 
@@ -21,3 +21,12 @@ def natten(height: int = 32, width: int = 32, kernel: int = 9, dilation: int = 1
         dilation: Distance of neighbours, in pixels.
     """
     return Variant(mask=mask.natten((height, width), kernel, dilation))
+
+
+def main() -> None:
+    """Draw it to `natten.png`."""
+    draw.variant(natten(height=48, width=48, kernel=9), "natten.png", seqlen=48 * 48)
+
+
+if __name__ == "__main__":
+    main()

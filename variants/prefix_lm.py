@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask
 
 
@@ -15,3 +15,12 @@ def prefix_lm(prefix: int | torch.Tensor = 1024) -> Variant:
         prefix: Keys in the prefix; an int tensor of shape (batch,) gives each sequence its own.
     """
     return Variant(mask=mask.prefix_lm(prefix))
+
+
+def main() -> None:
+    """Draw it to `prefix_lm.png`."""
+    draw.variant(prefix_lm(prefix=1000), "prefix_lm.png", seqlen=4096)
+
+
+if __name__ == "__main__":
+    main()

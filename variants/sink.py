@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask
 from primitives import sink as sinks
 
@@ -31,3 +31,12 @@ def sink(
         mask=mask.causal() if window is None else mask.sliding_window(window),
         sink=sinks.learned(logits),
     )
+
+
+def main() -> None:
+    """Draw it to `sink.png`."""
+    draw.variant(sink(window=127), "sink.png", seqlen=2048, heads=64)
+
+
+if __name__ == "__main__":
+    main()

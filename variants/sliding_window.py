@@ -6,7 +6,7 @@ Work grows with seqlen x window instead of seqlen^2. With sink tokens it is Stre
 
 from __future__ import annotations
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask
 
 
@@ -21,3 +21,12 @@ def sliding_window(window: int = 1024, sink_tokens: int = 0) -> Variant:
     if sink_tokens:
         inside = inside | (mask.sink_tokens(sink_tokens) & mask.causal())
     return Variant(mask=inside)
+
+
+def main() -> None:
+    """Draw it to `sliding_window.png`."""
+    draw.variant(sliding_window(window=1024, sink_tokens=4), "sliding_window.png", seqlen=4096)
+
+
+if __name__ == "__main__":
+    main()

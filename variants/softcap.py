@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fa4core import Variant
+from fa4core import Variant, draw
 from primitives import mask, score
 
 
@@ -18,3 +18,12 @@ def softcap(cap: float = 50.0, window: int | None = None) -> Variant:
         mask=mask.causal() if window is None else mask.sliding_window(window),
         score=score.softcap(cap),
     )
+
+
+def main() -> None:
+    """Draw it to `softcap.png`."""
+    draw.variant(softcap(cap=50.0, window=1000), "softcap.png", seqlen=4096)
+
+
+if __name__ == "__main__":
+    main()
