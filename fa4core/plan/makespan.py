@@ -66,6 +66,7 @@ class Workload:
     Attributes:
         rates: The GPU's.
         cost: The pipeline's.
+        machines: SMs, or pairs of SMs where two CTAs share an MMA.
         flop: Of the attended scores; full tiles count whole, partial ones half.
         bytes_moved: Inputs read and outputs written once.
         combine_bytes: Partial results written and read again, for each split of the keys.
@@ -74,6 +75,7 @@ class Workload:
 
     rates: Rates
     cost: Cost
+    machines: int
     flop: float
     bytes_moved: float
     combine_bytes: float = 0.0
@@ -157,7 +159,7 @@ def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estima
     durations = tiles.cycles[order] + cost.tile_cycles
     if schedule.source != "one_tile":
         durations = durations - cost.setup_cycles
-    finished = loads(durations, rates.sms, schedule.source)
+    finished = loads(durations, workload.machines, schedule.source)
     if schedule.source != "one_tile":
         finished = finished + cost.setup_cycles * (finished > 0)
     cycles = float(finished.max(initial=0.0))
@@ -212,12 +214,12 @@ def best(estimates: Iterable[Estimate]) -> Estimate:
     return next(e for e in estimates if e.seconds <= limit)
 
 
-def useful_splits(tiles: WorkTiles, sms: int) -> list[int]:
+def useful_splits(tiles: WorkTiles, machines: int) -> list[int]:
     """Shares of the keys that can help: powers of two while SMs would be idle without them."""
     most = int(tiles.blocks.max(initial=0))
-    if not len(tiles) or len(tiles) >= sms or most < 2:
+    if not len(tiles) or len(tiles) >= machines or most < 2:
         return []
-    limit = min(most, 2 * math.ceil(sms / len(tiles)), 128)
+    limit = min(most, 2 * math.ceil(machines / len(tiles)), 128)
     return [2**i for i in range(1, int(math.log2(limit)) + 1)]
 
 

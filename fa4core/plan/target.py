@@ -66,15 +66,18 @@ class TileShape:
     Attributes:
         q: Queries in a tile.
         k: Keys in a tile.
-        stages: Tiles that one CTA works on side by side: query tiles in the forward pass.
+        stages: Query tiles that one CTA of the forward pass works on side by side.
+        ctas: CTAs that share an MMA, each with a key tile of its own in the backward pass.
     """
 
     q: int
     k: int
     stages: int = 1
+    ctas: int = 1
 
     def __str__(self) -> str:
-        return f"{f'{self.stages} x ' if self.stages > 1 else ''}{self.q} x {self.k}"
+        stages = f"{self.stages} x " if self.stages > 1 else ""
+        return f"{stages}{self.q} x {self.k}{', 2-CTA' if self.ctas > 1 else ''}"
 
 
 @attrs.frozen
@@ -127,7 +130,8 @@ def _sm100_forward(head_dim: int, head_dim_v: int) -> TileShape:
 
 
 def _sm100_backward(head_dim: int, head_dim_v: int) -> TileShape:
-    return TileShape(128, 128)
+    # Sharing an MMA pays where shared memory binds by much: from head dim 128 on.
+    return TileShape(128, 128, ctas=2 if head_dim >= 128 else 1)
 
 
 def _sm90_forward(head_dim: int, head_dim_v: int) -> TileShape:
@@ -194,8 +198,8 @@ _H200 = Rates(
 # Blackwell: a cycle-level replay of FlashAttention-4's compiled code (d = 128, causal; within 3 %
 # of published figures) takes 2,924 cycles for a key block of two query tiles, whose bound is
 # 2,048, and 7,438 cycles for a work tile besides its blocks; backward 4,367 against 3,328 (1 CTA)
-# and 3,914 against 2,688 (2 CTAs). How much of the 7,438 a persistent CTA saves was not measured;
-# a fifth is assumed.
+# and 3,914 against 2,688 (2 CTAs). Not known, and assumed: that a backward work tile costs as much
+# besides its blocks, and that a persistent CTA saves a fifth of it.
 _BLACKWELL_FORWARD = Cost(efficiency=2048 / 2924, tile_cycles=7438, setup_cycles=1500)
 _BLACKWELL_BACKWARD = {
     1: Cost(efficiency=3328 / 4367, tile_cycles=7438, setup_cycles=1500),

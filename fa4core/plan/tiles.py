@@ -14,17 +14,9 @@ import numpy as np
 
 from fa4core.lowering.bounds import Program, axes_of, split
 from fa4core.lowering.tables import Tables
-from fa4core.plan.classify import (
-    EMPTY,
-    FULL,
-    PARTIAL,
-    VARIABLES,
-    Groups,
-    Problem,
-    Rectangles,
-    classify,
-    group_values,
-)
+from fa4core.plan.boxes import VARIABLES, Analysis, Groups, group_values
+from fa4core.plan.classify import Rectangles, classify
+from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 from fa4core.plan.runs import Runs, merge, transpose
 from primitives.expr import Node
 
@@ -108,14 +100,20 @@ class TileMap:
         pairs = sum(self.tiles_q(b) * self.tiles_k(b) for b in range(self.batch)) * self.heads
         return {EMPTY: pairs - partial - full, PARTIAL: partial, FULL: full}
 
-    def lengths(self) -> np.ndarray:
+    def lengths(self, kind: int | None = None) -> np.ndarray:
         """Key tiles to visit, int64, one entry for each work tile in the order b, h, query tile.
 
         One-dimensional, because batch entries may differ in length. Work tiles with nothing to
         visit count 0; they still exist.
+
+        Args:
+            kind: PARTIAL or FULL, to count those only; None counts both.
         """
         r = self._runs
-        total = np.concatenate([[0], np.cumsum((r.end - r.start).astype(np.int64))])
+        size = (r.end - r.start).astype(np.int64)
+        if kind is not None:
+            size = np.where(r.kind == kind, size, 0)
+        total = np.concatenate([[0], np.cumsum(size)])
         per_row = np.diff(total[r.pointer])
         first = self._first_row
         parts = [per_row[first[g] : first[g + 1]] for g in self._group.reshape(-1)]
@@ -194,7 +192,7 @@ def tile_map(
     first_row = np.concatenate([[0], np.cumsum(tiles_q)])
     found: list[Rectangles] = []
     for chosen in _portions(every, tile_q, tile_k):
-        part = classify(Problem(program, every.select(chosen), tile_q, tile_k), exact_budget)
+        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k), exact_budget)
         found.append(attrs.evolve(part, group=part.group + chosen.start))
     joined = Rectangles(
         *(np.concatenate([getattr(r, f.name) for r in found]) for f in attrs.fields(Rectangles))
