@@ -111,11 +111,14 @@ def score_matrix(raw: Tensor, variant: Variant, b: int) -> Scores:
     A row with nothing to attend to has probabilities 0 and the LSE of its sink, or -inf.
     """
     graph, variables = variant.graph, indices(b, *raw.shape)
-    scored = variables | {"score": raw}
-    mask, modified = evaluate([graph.mask, graph.score], scored, dtype=raw.dtype)
+    (mask,) = evaluate([graph.mask], variables)
     (sink,) = evaluate([graph.sink], variables, dtype=raw.dtype)
-    mask, modified = mask.expand(raw.shape), modified.expand(raw.shape)
-    sink = sink.expand(*raw.shape[:2], 1)[..., 0]
+    mask, sink = mask.expand(raw.shape), sink.expand(*raw.shape[:2], 1)[..., 0]
+    # What a mod gives where nothing is attended to (NaN, an index outside) must not matter, even
+    # in its derivative: there it sees the score 0.
+    scored = variables | {"score": torch.where(mask, raw, 0.0)}
+    (modified,) = evaluate([graph.score], scored, dtype=raw.dtype, live=mask)
+    modified = modified.expand(raw.shape)
     masked = torch.where(mask, modified, -math.inf)
     bottom = raw.new_full((*raw.shape[:2], 1), -math.inf)
     row_max = torch.cat([masked.detach(), bottom], -1).amax(-1)
@@ -203,7 +206,7 @@ def magnitudes(
     Returns:
         float64 tensors "out", "lse", "dq", "dk", "dv" and "d<i>" for the i-th captured tensor that
         requires grad, in the shapes of what they describe, and a 0-d "score": the largest
-        `scale * sum(|q| |k|)` of an attended pair.
+        `scale * sum(|q| |k|) + |modified score|` of an attended pair.
     """
     return _Magnitudes(q, k, v, variant, layout, grad_out, grad_lse, scale).result
 
@@ -247,7 +250,8 @@ class _Magnitudes:
         self._add("dq", rows.q, draw @ k_h.abs())
         self._add_keys("dk", rows, draw.transpose(-1, -2) @ q_h.abs())
         self._add_keys("dv", rows, p.transpose(-1, -2) @ do.abs())
-        products = torch.where(live, q_h.abs() @ k_h.abs().transpose(-1, -2) * self.scale, 0.0)
+        products = q_h.abs() @ k_h.abs().transpose(-1, -2) * self.scale + s.modified.abs()
+        products = torch.where(live & s.modified.isfinite(), products, 0.0)
         if products.numel():
             self.result["score"] = torch.maximum(self.result["score"], products.max())
         score, sink = self.variant.gradient

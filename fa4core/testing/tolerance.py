@@ -17,8 +17,8 @@ not. In units of `eps` of the result's dtype:
 * half types: 1, half for rounding the probabilities (or the gradients of scores) before they are
   operands, half for rounding the result. Plain rounds normalised probabilities and kernels those
   before normalisation, so one may be exact where the other is not.
-* float32, float64: 4 + s, where s is the largest sum of |q| |k| behind a score: a score is wrong by
-  about eps * s whatever the order of its sum, and its exponential relatively by as much.
+* float32, float64: 4 + s, where s is the largest scale * sum(|q| |k|) + |modified score|: a score is
+  wrong by about eps * s whatever the order of its sum, and its exponential relatively by as much.
 
 Exponentials by polynomial add twice the polynomial's relative error (numerator and denominator).
 """
@@ -49,7 +49,7 @@ def floor(dtype: torch.dtype, score: float = 0.0, exp: Exp | None = None) -> flo
 
     Args:
         dtype: Of the result.
-        score: The largest `scale * sum(|q| |k|)` of a pair that is attended to.
+        score: The largest `scale * sum(|q| |k|) + |modified score|` of an attended pair.
         exp: The variant's exp policy.
     """
     eps = torch.finfo(dtype).eps
