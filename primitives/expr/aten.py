@@ -243,6 +243,8 @@ RULES |= {
     "aten.bitwise_xor": _bits("xor", A.logical_xor),
     "aten.bitwise_left_shift": _plain(lambda a, b: A.bitwise("shl", a, b)),
     "aten.bitwise_right_shift": _plain(lambda a, b: A.bitwise("shr", a, b)),
+    "aten.__lshift__": _plain(lambda a, b: A.bitwise("shl", a, b)),
+    "aten.__rshift__": _plain(lambda a, b: A.bitwise("shr", a, b)),
     "aten.isnan": _plain(lambda a: A.logical_not(A.equal(A.to_float(a), A.to_float(a)))),
     "aten.isinf": _plain(lambda a: A.equal(A.absolute(A.to_float(a)), math.inf)),
 }
