@@ -87,16 +87,21 @@ def judge(
     score, exp, comparisons = float(sizes["score"]), inputs.variant.exp, []
     for name, given in results.items():
         statistic = name in ("lse", "row_max")
-        dtype = torch.promote_types(inputs.q.dtype, torch.float32) if statistic else inputs.q.dtype
+        dtype = given.dtype if statistic else _coarser(given.dtype, inputs.q.dtype)
         magnitude = sizes.get(name)
         if statistic:  # absolute errors, and the rounding of the number itself
             magnitude = 1.0 + torch.where(expected[name].isfinite(), expected[name].abs(), 0.0)
         assert magnitude is not None
         least = floor(dtype, score, None if name == "row_max" else exp)
+        row = given.shape[-1] if name in ("out", "dq", "dk", "dv") else 1
         comparisons.append(
-            compare(name, given, expected[name], yardstick[name], magnitude, least)
+            compare(name, given, expected[name], yardstick[name], magnitude, least, row)
         )
     return comparisons
+
+
+def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    return max(a, b, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def assert_close_to_oracle(

@@ -157,7 +157,7 @@ def plain(
         scale: Of the scores; default 1/sqrt(head_dim).
     """
     problem = Problem.from_tensors(q, k, v, layout)
-    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    compute = _compute_dtype(q.dtype)
     factor = problem.head_dim**-0.5 if scale is None else scale
     shape = q.shape[:-1]
     out = q.new_zeros(*shape, problem.head_dim_v, dtype=compute)
@@ -172,6 +172,10 @@ def plain(
         out[rows.q] = result.transpose(0, 1)
         lse[rows.q], row_max[rows.q] = s.lse.transpose(0, 1), s.row_max.transpose(0, 1)
     return Outputs(out.to(q.dtype), lse.transpose(-1, -2), row_max.transpose(-1, -2))
+
+
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _by_head(t: Tensor, heads: int) -> Tensor:
@@ -219,6 +223,9 @@ class _Magnitudes:
         self.problem, self.variant = problem, variant
         self.scale = problem.head_dim**-0.5 if scale is None else scale
         self.tiny = torch.finfo(q.dtype).smallest_normal
+        # A derivative such as 1 - tanh^2 is wrong by float32's eps, however small it is itself.
+        eps, exact = (torch.finfo(t).eps for t in (q.dtype, _compute_dtype(q.dtype)))
+        self.slope_error = exact / eps
         self.learned = [t for t in variant.tensors if t.requires_grad]
         named = {"out": grad_out, "lse": grad_lse, "dq": q, "dk": k, "dv": v}
         named |= {f"d{i}": t for i, t in enumerate(self.learned)}
@@ -245,7 +252,8 @@ class _Magnitudes:
         p = torch.where(live, s.p + self.tiny, 0.0)
         row = (do.abs() * (p @ v_h.abs())).sum(-1) + dlse.abs()  # of delta and d LSE
         ds = p * ((do @ v_h.transpose(-1, -2)).abs() + row[..., None])
-        draw = torch.where(live, ds * slope.abs() + self.tiny, 0.0) * self.scale
+        slope = slope.abs() + self.slope_error
+        draw = torch.where(live, ds * slope + self.tiny, 0.0) * self.scale
         self._add("out", rows.q, p @ v_h.abs())
         self._add("dq", rows.q, draw @ k_h.abs())
         self._add_keys("dk", rows, draw.transpose(-1, -2) @ q_h.abs())
@@ -256,7 +264,8 @@ class _Magnitudes:
             self.result["score"] = torch.maximum(self.result["score"], products.max())
         score, sink = self.variant.gradient
         self._captured(score, rows.b, raw, ds)
-        self._captured(sink, rows.b, raw[..., :1], (s.p_sink * row)[..., None])
+        row_sums = (s.p_sink * row)[..., None]
+        self._captured(sink, rows.b, torch.zeros_like(row_sums), row_sums)
 
     def _add(self, name: str, at: tuple, value: Tensor) -> None:
         self.result[name][at] += value.transpose(0, 1)

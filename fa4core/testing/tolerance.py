@@ -5,11 +5,13 @@ Rounding moves an element by a small multiple of `eps * magnitude`, however much
 errors are divided by magnitudes and become comparable between rows, heads and tensors: one large
 row cannot hide a wrong small one, and a result near zero isn't measured by its own size. Then
 
-    worst(result) <= FACTOR * worst(plain) + floor   and   rms(result) <= FACTOR * rms(plain) + floor
+    worst(result) <= FACTOR * worst(plain) + floor
+    rms(result) <= FACTOR * rms(plain) + floor / sqrt(min(rows, 256))
 
 where `worst` is the largest scaled error of a tensor and `rms` the root of the mean square. The
-first finds a wrong element, the second a systematic loss that stays below the worst case. Minus
-infinity (the LSE of an empty row) must agree exactly, and a NaN is always wrong.
+first finds a wrong element, the second a systematic loss that stays below the worst case; what luck
+may hide averages out over the rows (vectors that share their roundings) of a tensor. Minus infinity
+(the LSE of an empty row) must agree exactly, and a NaN is always wrong.
 
 The floor is what a correct computation may do that plain torch, by luck or by problem size, did
 not. In units of `eps` of the result's dtype:
@@ -73,6 +75,7 @@ class Comparison:
         given, expected, plain: Its values.
         bad: Number of elements outside the limit.
         size: Number of elements.
+        rows: Number of vectors with roundings of their own.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Comparison:
     plain: float = 0.0
     bad: int = 0
     size: int = 0
+    rows: int = 1
 
     @property
     def limit(self) -> float:
@@ -94,7 +98,7 @@ class Comparison:
 
     @property
     def rms_limit(self) -> float:
-        return FACTOR * self.plain_rms + self.floor
+        return FACTOR * self.plain_rms + self.floor / min(self.rows, 256) ** 0.5
 
     @property
     def ok(self) -> bool:
@@ -117,7 +121,13 @@ class Comparison:
 
 @torch.no_grad()
 def compare(
-    name: str, result: Tensor, oracle: Tensor, plain: Tensor, magnitude: Tensor, floor: float
+    name: str,
+    result: Tensor,
+    oracle: Tensor,
+    plain: Tensor,
+    magnitude: Tensor,
+    floor: float,
+    row: int = 1,
 ) -> Comparison:
     """Judge one tensor by the rule of this module.
 
@@ -128,6 +138,7 @@ def compare(
         plain: Plain torch's, the same shape.
         magnitude: float64, the same shape, or one that broadcasts to it.
         floor: See `floor`.
+        row: Elements that share their roundings: the head dim of outputs and gradients.
 
     Raises:
         AssertionError: The shapes differ.
@@ -159,6 +170,7 @@ def compare(
         plain=float(plain[where]),
         bad=int((error > FACTOR * plain_worst + floor).sum()),
         size=error.numel(),
+        rows=max(1, error.numel() // row),
     )
 
 
