@@ -7,8 +7,9 @@ from functools import cached_property
 import attrs
 import torch
 
+from fa4core.program import Program, VariantGraph
 from primitives.exp import Exp
-from primitives.expr import Capture, Node, algebra, captures, dump, parse
+from primitives.expr import algebra
 from primitives.expr.trace import Derivative
 from primitives.mask import Mask, full
 from primitives.schedule import Schedule
@@ -32,6 +33,8 @@ class Variant:
         rescale_threshold: By how much (in the log2 domain) a row's running maximum may grow before
             its accumulator is rescaled; None takes the target's default.
         schedule: How work is handed out; None lets the plan choose.
+        spec: Functions, derivatives and policies as one text: what custom operators carry.
+        arguments: The captured tensors and scalars of `spec`'s slots.
     """
 
     mask: Mask = attrs.field(factory=full)
@@ -41,6 +44,8 @@ class Variant:
     exp: Exp | None = None
     rescale_threshold: float | None = None
     schedule: Schedule | None = None
+    spec: str = attrs.field(init=False, repr=False)
+    arguments: list[torch.Tensor] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -54,6 +59,9 @@ class Variant:
                 )
         if self.rescale_threshold is not None and not self.rescale_threshold >= 0:
             raise ValueError(f"rescale_threshold={self.rescale_threshold}; it must be >= 0")
+        # Plain attributes, not properties: torch.compile reads them without tracing their making.
+        object.__setattr__(self, "spec", self.program.dump())
+        object.__setattr__(self, "arguments", [c.tensor for c in self.program.captures])
 
     @cached_property
     def graph(self) -> VariantGraph:
@@ -67,6 +75,11 @@ class Variant:
         """Derivatives of the score mod and of the sink."""
         none = Derivative(algebra.const(0.0))
         return self.score.gradient(), none if self.sink is None else self.sink.gradient()
+
+    @cached_property
+    def program(self) -> Program:
+        """The variant as backends take it."""
+        return Program(self.graph, *self.gradient, self.exp, self.rescale_threshold, self.schedule)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -94,38 +107,3 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "rescale_threshold": (float, int, type(None)),
     "schedule": (Schedule, type(None)),
 }
-
-
-@attrs.frozen(eq=False, slots=False)
-class VariantGraph:
-    """A variant's functions as nodes over one list of captures.
-
-    Attributes:
-        mask: bool over b, h, q, k, seqlen_q, seqlen_k.
-        score: float over the same and `score`.
-        sink: float over b, h, q; the constant -inf where there is none.
-    """
-
-    mask: Node
-    score: Node
-    sink: Node
-
-    @property
-    def roots(self) -> tuple[Node, Node, Node]:
-        return self.mask, self.score, self.sink
-
-    @cached_property
-    def captures(self) -> tuple[Capture, ...]:
-        return captures(*self.roots)
-
-    @property
-    def has_sink(self) -> bool:
-        return not (self.sink.is_const and self.sink.attr == -float("inf"))
-
-    def dump(self) -> str:
-        return dump(self.roots)
-
-    @classmethod
-    def parse(cls, text: str, tensors: tuple[torch.Tensor, ...]) -> VariantGraph:
-        """The graph back from `dump`'s text with its run-time tensors bound."""
-        return cls(*parse(text, tensors))

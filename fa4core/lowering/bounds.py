@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from fa4core.lowering.ranges import Array, Range, apply, constant
+from fa4core.lowering.range_rules import apply
+from fa4core.lowering.ranges import Array, Range, constant
 from fa4core.lowering.tables import Tables
 from primitives.expr import Capture, Node, walk
 from primitives.expr import algebra as A
@@ -244,7 +245,8 @@ def _extremes(
     leaves: Sequence[Node], axis: Axes, length: int, fixed: Mapping[str, int], tables: Tables
 ) -> dict[Node, Range]:
     """Minimum and maximum of leaves of one axis over a whole sequence."""
-    steps, found = plain(*leaves), {}
+    steps = plain(*leaves)
+    found: dict[Node, Range] = {}
     variables = {A.var(n): constant(v) for n, v in fixed.items()}
     for start in range(0, length if leaves else 0, _CHUNK):
         points = np.arange(start, min(start + _CHUNK, length))

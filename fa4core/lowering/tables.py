@@ -1,9 +1,9 @@
 """Captured tensors on the host, and bounds of what indexing them can yield.
 
-`Tables` converts every captured tensor once. Exact indices are looked up; index ranges are answered
-from a pyramid of minima and maxima over blocks of 1, 2, 4, 8, ... elements in every dimension that
-is ranged over: the answer covers the range, rounded outwards to whole blocks of at most a quarter of
-its length. Used by `bounds`; knows the expression graph's captures and nothing of attention.
+`Tables` converts every captured tensor once. Exact indices are looked up; index ranges are
+answered from a pyramid of minima and maxima over blocks of 1, 2, 4, 8, ... elements in every
+dimension that is ranged over: the answer covers the range, rounded outwards to whole blocks of
+about a quarter of its length. Used by `bounds`; knows captures and nothing of attention.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class Pyramid:
         hi: Array = None
         for step in itertools.product(*(range(c) for c in counts)):
             # beyond the end of a shorter range its last block is read again, which changes nothing
-            index = tuple(
-                np.minimum(b + s, e) for b, e, s in zip(begin, end, step, strict=True)
-            )
+            index = tuple(np.minimum(b + s, e) for b, e, s in zip(begin, end, step, strict=True))
             below, above = low[(*fixed, *index)], high[(*fixed, *index)]
             lo = below if lo is None else np.minimum(lo, below)
             hi = above if hi is None else np.maximum(hi, above)
@@ -95,7 +93,7 @@ class Tables:
         self._pyramids: dict[tuple[Capture, tuple[int, ...]], Pyramid] = {}
 
     def array(self, capture: Capture) -> np.ndarray:
-        """The tensor as a numpy array (bfloat16 and 8-bit floats as float32), copied at most once."""
+        """The tensor as a numpy array; float types numpy lacks become float32."""
         if capture not in self._arrays:
             tensor = capture.tensor
             if tensor is None:
@@ -138,12 +136,11 @@ class Tables:
     def _exact(self, array: np.ndarray, kind: str, indices: Sequence[Array]) -> Range:
         outside: Any = False
         safe = []
-        for index, size in zip(indices, array.shape, strict=True):
-            index = np.asarray(index)
+        for given, size in zip(indices, array.shape, strict=True):
+            index = np.asarray(given)
             if index.size and (index.min() < -size or index.max() >= size):
                 outside = outside | (index < -size) | (index >= size)
-                index = np.clip(index, -size, size - 1)
-            safe.append(index)
+            safe.append(np.clip(index, -size, size - 1) if np.any(outside) else index)
         value = array[tuple(safe)]
         return forget(_typed(value, value, kind), outside)
 
@@ -168,9 +165,8 @@ def _wrap(index: Range, size: int) -> Range:
 
 def _typed(lo: Array, hi: Array, kind: str) -> Range:
     dtype = {"bool": np.bool_, "int": np.int64, "float": np.float64}[kind]
-    low = np.asarray(lo).astype(dtype, copy=False)
+    low: Array = np.asarray(lo).astype(dtype, copy=False)
     result = Range(low) if hi is lo else Range(low, np.asarray(hi).astype(dtype, copy=False))
     if kind != "float" or not np.isnan(low).any():
         return result
     return forget(result, np.isnan(low) | np.isnan(result.hi))
-

@@ -8,6 +8,7 @@ tile classification; knows nothing of masks beyond their leaves.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -81,9 +82,7 @@ class Axis:
                     finer = levels[-1]
                     levels.append(operation.reduceat(finer, starts) if len(starts) else finer)
 
-    def _reduce_points(
-        self, leaves: Sequence[Node], sets: Sequence[Node], tables: Tables
-    ) -> None:
+    def _reduce_points(self, leaves: Sequence[Node], sets: Sequence[Node], tables: Tables) -> None:
         roots = tuple(dict.fromkeys((*leaves, *sets)))
         steps = plain(*roots)
         base = np.cumsum(self.lengths) - self.lengths
@@ -95,7 +94,7 @@ class Axis:
         filled = np.flatnonzero(np.diff(start, append=total) > 0)  # parts of small tiles are empty
         start = start[filled]
         cuts = np.unique(np.append(np.searchsorted(start, np.arange(0, total, _CHUNK)), len(start)))
-        for a, z in zip(cuts[:-1], cuts[1:], strict=True):
+        for a, z in itertools.pairwise(cuts):
             first, last = int(start[a]), int(start[z]) if z < len(start) else total
             values = self._variables(np.arange(first, last), base)
             found = evaluate(roots, steps, values, tables)
@@ -111,11 +110,9 @@ class Axis:
 
     def _variables(self, flat: np.ndarray, base: np.ndarray) -> dict[Node, Range]:
         if len(self.lengths) == 1:
-            sequence, index = np.int64(0), flat
-        else:
-            sequence = np.searchsorted(base, flat, side="right") - 1
-            index = flat - base[sequence]
-        return self.variables(sequence, index)
+            return self.variables(np.zeros(1, np.int64), flat)
+        sequence = np.searchsorted(base, flat, side="right") - 1
+        return self.variables(sequence, flat - base[sequence])
 
     def variables(self, sequence: np.ndarray, index: np.ndarray) -> dict[Node, Range]:
         """The variables a leaf may use, at `index` of `sequence` (shapes broadcast)."""
@@ -125,7 +122,9 @@ class Axis:
     def ranges(self, level: int, sequence: np.ndarray, block: np.ndarray) -> dict[Node, Range]:
         """The leaves' ranges over blocks."""
         at = self.offsets[level][sequence] + block
-        return {leaf: Range(self.low[leaf][level][at], self.high[leaf][level][at]) for leaf in self.low}
+        return {
+            leaf: Range(self.low[leaf][level][at], self.high[leaf][level][at]) for leaf in self.low
+        }
 
 
 #: What a block without any index contributes to a minimum and to a maximum.
@@ -142,7 +141,7 @@ def _ragged(counts: np.ndarray) -> np.ndarray:
 
 
 def signature(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """One bit of 64 for an integer value, by a multiplicative hash; all bits where it is unknown."""
+    """One bit of 64 for an integer, by a multiplicative hash; all bits where it is unknown."""
     scrambled = lo.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = np.uint64(1) << (scrambled >> np.uint64(58))
     return bits if hi is lo else np.where(lo == hi, bits, ~np.uint64(0))

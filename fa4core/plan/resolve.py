@@ -8,18 +8,14 @@ prove a tile partial; parts that are all empty or all full prove the tile empty 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from fa4core.lowering.ranges import Range
 from fa4core.plan.axis import FACTOR, TILE, block_start
-from fa4core.plan.classify import EMPTY, FULL, PARTIAL, Boxes, Problem
+from fa4core.plan.boxes import Analysis, Boxes, joined
+from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 
 _CHUNK = 1 << 18  # elements evaluated at once
 _PROBES = (4, 16)  # elements per axis, in the first and the second attempt
-
-Evidence = Callable[[Boxes], Range]
 
 
 class _State:
@@ -41,40 +37,38 @@ class _State:
         return allowed
 
 
-def resolve(problem: Problem, tiles: Boxes, budget: int) -> np.ndarray:
+def resolve(analysis: Analysis, tiles: Boxes, budget: int) -> np.ndarray:
     """The kind of every tile; PARTIAL where `budget` (elements) does not suffice to decide."""
     state = _State(len(tiles), budget)
     kind = np.full(len(tiles), PARTIAL)
     if len(tiles) == 0:
         return kind
     owner = np.arange(len(tiles))
-    _probe(problem, state, tiles, owner, _PROBES[0])
-    parts, part_owner, dropped = _split(problem, state, tiles, owner)
-    _probe(problem, state, tiles, np.unique(part_owner), _PROBES[1])
+    _probe(analysis, state, tiles, owner, _PROBES[0])
+    parts, part_owner, dropped = _split(analysis, state, tiles, owner)
+    _probe(analysis, state, tiles, np.unique(part_owner), _PROBES[1])
     keep = state.open[part_owner]
-    parts, part_owner, more = _split(problem, state, parts.select(keep), part_owner[keep])
+    parts, part_owner, more = _split(analysis, state, parts.select(keep), part_owner[keep])
     dropped |= more
     keep = state.open[part_owner]
     parts, part_owner = parts.select(keep), part_owner[keep]
-    unknown = _elements(problem, state, parts, part_owner) | dropped
+    unknown = _elements(analysis, state, parts, part_owner) | dropped
     decided = state.open & ~unknown
     kind[decided & state.true] = FULL
     kind[decided & ~state.true] = EMPTY
     return kind
 
 
-def _ends(problem: Problem, boxes: Boxes, axis: str) -> tuple[np.ndarray, np.ndarray]:
+def _ends(analysis: Analysis, boxes: Boxes, axis: str) -> tuple[np.ndarray, np.ndarray]:
     """First index and end of each box on an axis, clipped to the sequence."""
     block = boxes.i if axis == "q" else boxes.j
-    length = problem.groups.columns[f"seqlen_{axis}"][boxes.group]
-    tile = problem.tile[axis]
+    length = analysis.groups.columns[f"seqlen_{axis}"][boxes.group]
+    tile = analysis.tile[axis]
     first = block_start(block, boxes.level, tile)
     return np.minimum(first, length), np.minimum(block_start(block + 1, boxes.level, tile), length)
 
 
-def _probe(
-    problem: Problem, state: _State, tiles: Boxes, which: np.ndarray, probes: int
-) -> None:
+def _probe(analysis: Analysis, state: _State, tiles: Boxes, which: np.ndarray, probes: int) -> None:
     """Evaluate `probes` x `probes` elements, corners included, of the tiles `which`."""
     which = which[: state.afford(len(which), probes * probes)]
     # uneven distances, so that a regular pattern of the mask cannot hide between them
@@ -84,15 +78,15 @@ def _probe(
         boxes = tiles.select(chosen)
         at = []
         for axis in ("q", "k"):
-            first, end = _ends(problem, boxes, axis)
+            first, end = _ends(analysis, boxes, axis)
             at.append(first[:, None] + np.rint((end - 1 - first)[:, None] * place).astype(np.int64))
-        r = problem.points(boxes.group, at[0], at[1])
+        r = analysis.points(boxes.group, at[0], at[1])
         state.true[chosen] |= r.lo.any(axis=(1, 2))
         state.false[chosen] |= ~r.hi.all(axis=(1, 2))
 
 
 def _split(
-    problem: Problem, state: _State, boxes: Boxes, owner: np.ndarray
+    analysis: Analysis, state: _State, boxes: Boxes, owner: np.ndarray
 ) -> tuple[Boxes, np.ndarray, np.ndarray]:
     """Split open boxes; returns the parts still open, their tiles, and the tiles given up on."""
     dropped = np.zeros(len(state.true), bool)
@@ -105,35 +99,29 @@ def _split(
     size = max(1, _CHUNK // FACTOR**2)
     for start in range(0, len(boxes), size):
         chunk, chunk_owner = boxes.select(slice(start, start + size)), owner[start : start + size]
-        parts = problem.children(chunk)
+        parts = analysis.children(chunk)
         # children of the parts of one tile keep their tile: there are FACTOR^2 of each
         part_owner = np.repeat(chunk_owner, FACTOR * FACTOR)
         present = np.ones(len(parts), bool)
         for axis in ("q", "k"):
-            first, end = _ends(problem, parts, axis)
+            first, end = _ends(analysis, parts, axis)
             present &= end > first
         parts, part_owner = parts.select(present), part_owner[present]
-        r = problem.bound(parts)
+        r = analysis.bound(parts)
         state.true[part_owner[r.lo]] = True
         state.false[part_owner[~r.hi]] = True
         keep = r.hi & ~r.lo
         kept_boxes.append(parts.select(keep))
         kept_owner.append(part_owner[keep])
-    joined = Boxes(
-        boxes.level - 1,
-        *(np.concatenate([getattr(b, n) for b in kept_boxes]) for n in ("group", "i", "j")),
-    )
-    return joined, np.concatenate(kept_owner), dropped
+    return joined(kept_boxes), np.concatenate(kept_owner), dropped
 
 
-def _elements(
-    problem: Problem, state: _State, parts: Boxes, owner: np.ndarray
-) -> np.ndarray:
+def _elements(analysis: Analysis, state: _State, parts: Boxes, owner: np.ndarray) -> np.ndarray:
     """Evaluate every element of the parts; returns the tiles that stay unknown."""
     unknown = np.zeros(len(state.true), bool)
     sides = []
     for axis in ("q", "k"):
-        first, end = _ends(problem, parts, axis)
+        first, end = _ends(analysis, parts, axis)
         sides.append((first, end - 1, int((end - first).max(initial=1))))
     (q, q_last, q_size), (k, k_last, k_size) = sides
     allowed = state.afford(len(parts), q_size * k_size)
@@ -144,7 +132,7 @@ def _elements(
         now = now[state.open[owner[now]]]
         rows = np.minimum(q[now, None] + np.arange(q_size), q_last[now, None])
         columns = np.minimum(k[now, None] + np.arange(k_size), k_last[now, None])
-        r = problem.points(parts.group[now], rows, columns)
+        r = analysis.points(parts.group[now], rows, columns)
         state.true[owner[now[r.lo.any(axis=(1, 2))]]] = True
         state.false[owner[now[~r.hi.all(axis=(1, 2))]]] = True
         unknown[owner[now[(r.hi & ~r.lo).any(axis=(1, 2))]]] = True

@@ -8,7 +8,8 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from fa4core.plan.classify import EMPTY, Rectangles
+from fa4core.plan.classify import Rectangles
+from fa4core.plan.kinds import EMPTY
 
 
 @attrs.frozen(eq=False)
@@ -33,7 +34,10 @@ def _assemble(
     last = np.append(first[1:], len(row)) - 1 if len(row) else first
     pointer = np.searchsorted(row[first], np.arange(rows + 1))
     return Runs(
-        pointer, start[first].astype(np.int32), end[last].astype(np.int32), kind[first].astype(np.int8)
+        pointer,
+        start[first].astype(np.int32),
+        end[last].astype(np.int32),
+        kind[first].astype(np.int8),
     )
 
 
@@ -65,14 +69,12 @@ def transpose(runs: Runs, first_row: np.ndarray, first_column: np.ndarray) -> Ru
     column, row, kind = _changes(runs, groups, first_row, first_column)
     order = np.argsort(column << 32 | row)
     column, row, kind = column[order], row[order], kind[order]
-    end = np.append(row[1:], 0)
-    last = np.flatnonzero(np.append(column[1:] != column[:-1], True)) if len(column) else []
+    end = np.append(row[1:], 0)[: len(row)]
+    last = np.flatnonzero(np.append(column[1:] != column[:-1], True)[: len(column)])
     group = np.searchsorted(first_column, column, side="right") - 1
     end[last] = np.diff(first_row)[group[last]]
     keep = kind != EMPTY
-    return _assemble(
-        column[keep], row[keep], end[keep], kind[keep], int(first_column[-1])
-    )
+    return _assemble(column[keep], row[keep], end[keep], kind[keep], int(first_column[-1]))
 
 
 def _changes(

@@ -14,17 +14,9 @@ import numpy as np
 
 from fa4core.lowering.bounds import Program, axes_of, split
 from fa4core.lowering.tables import Tables
-from fa4core.plan.classify import (
-    EMPTY,
-    FULL,
-    PARTIAL,
-    VARIABLES,
-    Groups,
-    Problem,
-    Rectangles,
-    classify,
-    group_values,
-)
+from fa4core.plan.boxes import VARIABLES, Analysis, Groups, group_values
+from fa4core.plan.classify import Rectangles, classify
+from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 from fa4core.plan.runs import Runs, merge, transpose
 from primitives.expr import Node
 
@@ -194,7 +186,7 @@ def tile_map(
     first_row = np.concatenate([[0], np.cumsum(tiles_q)])
     found: list[Rectangles] = []
     for chosen in _portions(every, tile_q, tile_k):
-        part = classify(Problem(program, every.select(chosen), tile_q, tile_k), exact_budget)
+        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k), exact_budget)
         found.append(attrs.evolve(part, group=part.group + chosen.start))
     joined = Rectangles(
         *(np.concatenate([getattr(r, f.name) for r in found]) for f in attrs.fields(Rectangles))

@@ -146,4 +146,3 @@ def _indices(scores: Tensor, b: int) -> dict[str, Tensor]:
         "seqlen_q": torch.tensor(scores.shape[1], device=scores.device),
         "seqlen_k": torch.tensor(scores.shape[2], device=scores.device),
     }
-

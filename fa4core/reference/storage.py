@@ -56,9 +56,20 @@ class Storage:
         tensor[(*self.index(b[:, None], rows[None]), h[:, None])] = value.to(tensor.dtype)
 
     def add(self, tensor: Tensor, b: Tensor, h: Tensor, rows: Tensor, value: Tensor) -> None:
-        """Add (n, w, d) rows; pairs must be distinct, so that the result is reproducible."""
+        """Add (n, w, d) rows into a contiguous tensor; several may name one element."""
         index = (*self.index(b[:, None], rows[None]), h[:, None])
-        tensor[index] = tensor[index] + value.to(tensor.dtype)
+        flat = torch.zeros((), dtype=torch.int64, device=tensor.device)
+        for size, i in zip(tensor.shape[:-1], index, strict=True):
+            flat = flat * size + i
+        accumulate(tensor.view(-1, tensor.shape[-1]), flat.reshape(-1), value.flatten(0, 1))
+
+
+def accumulate(target: Tensor, index: Tensor, value: Tensor) -> None:
+    """`target[index] += value` along the first dimension, repeated indices in a fixed order."""
+    if target.device.type == "cpu":
+        target.index_add_(0, index, value)  # sequential
+    else:
+        target.index_put_((index,), value, accumulate=True)  # sorts first
 
 
 def storages(problem: Problem, layout: Layout | None, device: torch.device) -> tuple[Storage, ...]:
