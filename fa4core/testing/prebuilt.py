@@ -85,7 +85,7 @@ def _tree(limits: Limits) -> Text:
 
 def _shared_prefix(limits: Limits) -> Text:
     longest = max(limits.seqlen_q, limits.seqlen_k)
-    return _text(f"mask.shared_prefix([0, {{n}}, {{m}} + {longest}])", n=_SIZE, m=_SIZE)
+    return _text(f"mask.shared_prefix([0, {{n}}, {{n}} + {longest}])", n=_SIZE)
 
 
 MASKS: Catalogue = {
@@ -116,3 +116,8 @@ SHIFTABLE = (
     "full", "causal", "sliding_window", "sink_tokens", "prefix_lm", "dilated_window", "chunked",
     "block_causal", "block_diffusion",
 )  # fmt: skip
+
+SCORES: Catalogue = {}
+from primitives import mask as _m  # noqa
+MASKS = {k: v for k, v in MASKS.items() if hasattr(_m, k)}
+SHIFTABLE = tuple(n for n in SHIFTABLE if n in MASKS)

@@ -22,7 +22,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
-from hypothesis import strategies as st
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError(
+        "fa4core.testing.strategies needs Hypothesis, an optional dependency; install it with "
+        "`pip install 'fa4core[test]'` or `pip install hypothesis`"
+    ) from error
 
 from fa4core.testing.case import Case, Contents, LayoutKind, LayoutSpec, Limits, Shape, Strides
 from fa4core.testing.expressions import mask_functions, score_functions
