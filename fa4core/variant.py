@@ -9,7 +9,7 @@ import torch
 
 from fa4core.program import Program, VariantGraph
 from primitives.exp import Exp
-from primitives.expr import algebra
+from primitives.expr import algebra, captures
 from primitives.expr.trace import Derivative
 from primitives.mask import Mask, full
 from primitives.schedule import Schedule
@@ -35,6 +35,8 @@ class Variant:
         schedule: How work is handed out; None lets the plan choose.
         spec: Functions, derivatives and policies as one text: what custom operators carry.
         arguments: The captured tensors and scalars of `spec`'s slots.
+        constant: Which of them a score mod or sink was differentiated without, because they did
+            not require grad when it was defined.
     """
 
     mask: Mask = attrs.field(factory=full)
@@ -46,6 +48,7 @@ class Variant:
     schedule: Schedule | None = None
     spec: str = attrs.field(init=False, repr=False)
     arguments: list[torch.Tensor] = attrs.field(init=False, repr=False)
+    constant: list[bool] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -60,8 +63,13 @@ class Variant:
         if self.rescale_threshold is not None and not self.rescale_threshold >= 0:
             raise ValueError(f"rescale_threshold={self.rescale_threshold}; it must be >= 0")
         # Plain attributes, not properties: torch.compile reads them without tracing their making.
+        slots = self.program.captures
+        known = frozenset().union(*(d.wrt for d in self.gradient))
+        used = captures(self.graph.score, self.graph.sink)
+        constant = [c in used and c.kind == "float" and c not in known for c in slots]
         object.__setattr__(self, "spec", self.program.dump())
-        object.__setattr__(self, "arguments", [c.tensor for c in self.program.captures])
+        object.__setattr__(self, "arguments", [c.tensor for c in slots])
+        object.__setattr__(self, "constant", constant)
 
     @cached_property
     def graph(self) -> VariantGraph:

@@ -71,19 +71,15 @@ def _operation(node: Node, args: list[Tensor]) -> Tensor:
             f"{node} divides an integer by zero; keep the divisor away from zero "
             "(for instance with `.clamp(min=1)`)"
         )
-    return _OPERATIONS.get(node.op, _by_name(node.op))(*args)
+    return (_OPERATIONS.get(node.op) or _by_name(node.op))(*args)
 
 
 def _by_name(op: str) -> Callable[..., Tensor]:
-    """Functions of one float argument have torch's own names."""
-    return getattr(torch, op, None) or getattr(torch.special, op, _unknown(op))
-
-
-def _unknown(op: str) -> Callable[..., Tensor]:
-    def fail(*_: Tensor) -> Tensor:
+    """Functions of one float argument, and the plain arithmetic, have torch's own names."""
+    function = getattr(torch, op, None)
+    if function is None:
         raise NotImplementedError(f"operation {op!r} has no torch form")
-
-    return fail
+    return function
 
 
 def _reduce(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:

@@ -125,17 +125,21 @@ class _Pass:
             delta = delta - grad_lse.to(real).transpose(-1, -2)[..., None]
         rows = lse.to(real).transpose(-1, -2)[..., None] * LOG2E
         derivatives = call.program.score_gradient.captured + call.program.sink_gradient.captured
+        of_q, of_k = storages(call.problem, call.layout, q.device)
         return cls(
             call,
-            *storages(call.problem, call.layout, q.device),
+            of_q,
+            of_k,
             q,
             k,
             v,
             grad_out,
-            torch.where(rows == NEVER, 0.0, rows),
-            delta,
-            *(torch.zeros(t.shape, dtype=real, device=t.device) for t in (q, k, v)),
-            {c: _accumulator(c, real) for c, _, _ in derivatives},
+            lse=torch.where(rows == NEVER, 0.0, rows),
+            delta=delta,
+            grad_q=torch.zeros(q.shape, dtype=real, device=q.device),
+            grad_k=torch.zeros(k.shape, dtype=real, device=k.device),
+            grad_v=torch.zeros(v.shape, dtype=real, device=v.device),
+            captured={c: _accumulator(c, real) for c, _, _ in derivatives},
         )
 
     def keys(self, item: Work) -> None:

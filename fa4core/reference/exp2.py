@@ -1,8 +1,8 @@
 """exp2 by policy: by hardware, by a polynomial on FMA units, or a mix of the two.
 
-The polynomial follows FlashAttention-4 (section 3.1): Cody-Waite range reduction to [0, 1), Horner's
-rule with p0 = 1, and the integer part added to the exponent bits. Used by the tiled reference, so
-that a policy's error is seen on a CPU before a kernel has it.
+The polynomial follows FlashAttention-4 (section 3.1): Cody-Waite range reduction to [0, 1),
+Horner's rule with p0 = 1, and the integer part added to the exponent bits. Used by the tiled
+reference, so that a policy's error is seen on a CPU before a kernel has it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tiled reference, forward: FlashAttention-4's algorithm, interpreted on the plan with torch.
 
-It skips what the tile map calls empty, evaluates the mask on partial tiles only, and does the online
-softmax with the same policies as the kernels (lazy rescaling, exp2 by polynomial, P rounded to the
-input's dtype, split keys). Memory is proportional to the inputs. `fa4core.ops` calls it;
+It skips what the tile map calls empty, evaluates the mask on partial tiles only, and does the
+online softmax with the same policies as the kernels (lazy rescaling, exp2 by polynomial, P rounded
+to the input's dtype, split keys). Memory is proportional to the inputs. `fa4core.ops` calls it;
 `fa4core.reference.backward` is its other half.
 """
 
@@ -83,8 +83,8 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     of_q, of_k = storages(call.problem, call.layout, q.device)
     real, dtype = call.accumulator, call.problem.dtype
     out = q.new_zeros((*q.shape[:-1], call.problem.head_dim_v))
-    statistics = q.new_full((2, *q.shape[:-1], 1), NEVER, dtype=real)
-    lse, row_max = statistics
+    lse = q.new_full((*q.shape[:-1], 1), NEVER, dtype=real)  # (..., seqlen_q, heads_q, 1) inside
+    row_max = lse.clone()
     if call.program.graph.has_sink:  # what rows with nothing to attend to are left with
         for item in all_queries(call.problem, q.device):
             of_q.write(lse, item.b, item.h, item.rows, sink(call, item)[..., None])
@@ -116,8 +116,12 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
         of_q.write(out, item.b, item.h, item.rows, result.out)
         of_q.write(lse, item.b, item.h, item.rows, result.lse[..., None])
         of_q.write(row_max, item.b, item.h, item.rows, result.row_max[..., None])
-    lse, row_max = statistics.squeeze(-1).transpose(-1, -2).contiguous()
-    return out, lse, row_max
+    return out, _by_head(lse), _by_head(row_max)
+
+
+def _by_head(rows: Tensor) -> Tensor:
+    """(..., seqlen, heads, 1) -> (..., heads, seqlen)."""
+    return rows.squeeze(-1).transpose(-1, -2).contiguous()
 
 
 def sink(call: Call, item: Work) -> Tensor:

@@ -40,11 +40,13 @@ _DECOMPOSITIONS: dict[Any, Callable] = {
 class Derivative:
     """Derivatives of a score function's value, times nothing: the chain rule is the caller's.
 
-    `score` is d value / d score; `captured` lists (capture, indices, d value / d element).
+    `score` is d value / d score; `captured` lists (capture, indices, d value / d element). `wrt`
+    are the captures that were differentiated for, because they required grad when traced.
     """
 
     score: Node
     captured: tuple[tuple[Capture, tuple[Node, ...], Node], ...] = ()
+    wrt: frozenset[Capture] = frozenset()
 
 
 class _IndexByTensor(TorchFunctionMode):
@@ -111,7 +113,7 @@ def derivative(function: Callable, variables: Sequence[str], value: Node) -> Der
             entries = arrays.scatter(gradient).entries
             rows += [(capture, indices, node) for indices, node in entries if not _is_zero(node)]
     score = A.const(0.0) if by_score is None else arrays.materialise(by_score).scalar
-    return Derivative(score, tuple(rows))
+    return Derivative(score, tuple(rows), frozenset(differentiable))
 
 
 def _is_zero(node: Node) -> bool:

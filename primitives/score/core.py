@@ -50,7 +50,9 @@ class ScoreMod:
             for capture, indices, _ in second.captured:
                 rows.append((capture, tuple(next(nodes) for _ in indices), next(nodes)))
             inner = [(c, i, algebra.mul(outer, d)) for c, i, d in first.captured]
-            return Derivative(algebra.mul(outer, first.score), (*inner, *rows))
+            return Derivative(
+                algebra.mul(outer, first.score), (*inner, *rows), first.wrt | second.wrt
+            )
 
         return ScoreMod(expr, chained, f"{self.name} >> {other.name}")
 
