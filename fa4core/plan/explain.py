@@ -269,7 +269,7 @@ def _captured(capture: Capture) -> str:
 
 def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tuple[str, ...]:
     variant, rows = explanation.variant, explanation.empty_rows
-    found = [_capital(f"{o}.") for o in explanation.out_of_range]
+    found = [f"Possibly outside: {o}." for o in explanation.out_of_range]
     if rows.at_least:
         sink = ", LSE = the sink" if variant.sink is not None else ", LSE = -inf"
         example = "" if rows.example is None else ", e.g. sequence {}, head {}, query {}".format(
@@ -279,9 +279,10 @@ def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tup
     total = sum(explanation.tiles.values())
     if total and explanation.tiles[EMPTY] == total:
         found.append("The mask attends to nothing at all.")
-    if total and explanation.tiles[FULL] == total and not variant.graph.mask.is_const:
+    trivial = variant.graph.mask.is_const or max(explanation.problem.seqlens_q) == 1
+    if total and explanation.tiles[FULL] == total and not trivial:
         found.append("The mask attends to everything here: at these sizes it has no effect.")
-    found += [_capital(f"{o}.") for o in explanation.order_matters]
+    found += [f"The order matters: {o}." for o in explanation.order_matters]
     if findings.masks_through_scores(variant.graph.score):
         found.append(
             "The score mod can return -inf, which masks without skipping tiles; "
@@ -296,10 +297,6 @@ def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tup
     if not explanation.chosen.ok:
         found.append(f"This call would fail: {explanation.chosen.reason}")
     return tuple(found)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _device_warnings(variant: Variant, tensors: dict[str, torch.Tensor]) -> list[str]:

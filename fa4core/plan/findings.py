@@ -217,14 +217,14 @@ def order_matters(score: ScoreMod, problem: Problem, probes: int = 1024) -> list
     if len(score.parts) < 2 or not any(problem.seqlens_q) or not any(problem.seqlens_k):
         return []
     variables = _probes(problem, probes)
-    found = []
+    found: list[OrderMatters] = []
     for a, b in itertools.pairwise(score.parts):
         given, swapped = (a >> b).expr, (b >> a).expr
         if given is swapped:
             continue
-        x, y = (
-            t.expand(probes) for t in evaluate([given, swapped], variables, dtype=torch.float64)
-        )
+        with torch.no_grad():
+            values = evaluate([given, swapped], variables, dtype=torch.float64)
+        x, y = (value.expand(probes) for value in values)
         difference = torch.where(x == y, 0.0, (x - y).abs()).nan_to_num(nan=0.0, posinf=math.inf)
         scale = torch.maximum(x.abs(), y.abs()).nan_to_num(nan=0.0, posinf=0.0).max()
         at = int(difference.argmax())

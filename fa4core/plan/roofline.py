@@ -94,7 +94,7 @@ def work_of(*roots: Node) -> Work:
     """
     total = Work()
     for node in walk(*roots):
-        if node.free & {"k", "score"}:
+        if _varies(node):
             total += _cost(node)
     return total
 
@@ -117,14 +117,31 @@ def _cost(node: Node) -> Work:
         power_of_two = args[1].attr > 0 and args[1].attr & (args[1].attr - 1) == 0
         return Work(alu=1) if power_of_two else Work(fma=1 + (op == "mod"), alu=2)
     if op == "linear":
-        coefficients, constant = node.attr
-        scaled = sum(abs(c) != 1 for c in coefficients)
-        return Work(fma=scaled, alu=max(0, len(args) - 1 + (constant != 0) - scaled))
+        scaled = sum(abs(c) != 1 for c, a in zip(node.attr[0], args, strict=True) if _varies(a))
+        return Work(fma=scaled, alu=max(0, _terms_of(node) - 1 - scaled))
+    if op in ("ge0", "eq0"):
+        # x - y >= 0 is one comparison of x and y, so the linear form below saves an addition.
+        return Work(alu=0 if args[0].op == "linear" and _terms_of(args[0]) > 1 else 1)
+    if op in ("and", "or", "xor"):
+        # A comparison combines its result with one predicate for free.
+        free = sum(a.kind == "bool" and a.op in ("ge0", "eq0", "le", "lt", "eq") for a in args)
+        return Work(alu=max(0, len(args) - 1 - free))
     if op == "mul":  # integers
         return Work(fma=len(args) - 1)
     if op == "abs" and node.kind == "float":
         return Work()  # a modifier of the operand
-    return Work(alu=max(1, len(args) - 1) if op != "where" else 1)
+    return Work(alu=max(1, len(args) - 1) if op in ("min", "max") else 1)
+
+
+def _varies(node: Node) -> bool:
+    """Whether the value differs along a row, so that a thread computes it for every score."""
+    return bool(node.free & {"k", "score"})
+
+
+def _terms_of(linear: Node) -> int:
+    """Terms of a linear form; what is the same for a row counts as one, computed beforehand."""
+    varying = sum(_varies(a) for a in linear.args)
+    return varying + (varying < len(linear.args) or linear.attr[1] != 0)
 
 
 # The softmax itself, per score: scale and subtract the maximum in one FMA, add to the row sum;
@@ -174,7 +191,7 @@ class Terms:
         return getattr(self, self.bound)
 
 
-def _terms(
+def _units(
     target: Target, scores: float, flop: float, smem_bytes: float, works: Iterable[Work]
 ) -> Terms:
     rates = target.measured
@@ -229,7 +246,7 @@ def forward(
     d_v = d if d_v is None else d_v
     smem = _operand_bytes(target, m, n, d, True, ctas)
     smem += _operand_bytes(target, m, d_v, n, False, ctas)
-    return _terms(
+    return _units(
         target, m * n, 2 * m * n * (d + d_v), smem, (SOFTMAX, exponentials(exp), work)
     )
 
@@ -270,4 +287,4 @@ def backward(
     smem += _operand_bytes(target, m, d, n, True, ctas)  # dQ
     smem += BYTES * m * n + 2 * ACCUMULATOR_BYTES * m * d
     flop = 2 * m * n * (3 * d + 2 * d_v)
-    return _terms(target, m * n, flop, smem, (SOFTMAX_BACKWARD, exponentials(exp), work))
+    return _units(target, m * n, flop, smem, (SOFTMAX_BACKWARD, exponentials(exp), work))

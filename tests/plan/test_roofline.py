@@ -104,10 +104,12 @@ def test_shared_subexpressions_count_once():
     assert work_of(twice.expr).mufu == 1
 
 
-def test_masks_cost_integer_operations_only():
-    work = work_of((mask.causal() & mask.sliding_window(16)).expr)
-    assert work.mufu == work.fma == work.loads == 0
-    assert work.alu > 0
+def test_a_masks_bounds_are_one_comparison_each():
+    assert work_of(mask.causal().expr) == Work(alu=1)
+    assert work_of((mask.causal() & mask.sliding_window(16, None)).expr) == Work(alu=2)
+    assert work_of(mask.full().expr) == Work()
+    strided = mask.define(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx) % 3 == 0)
+    assert work_of(strided.expr) == Work(fma=2, alu=4)  # difference, remainder, comparison
 
 
 def test_a_second_mufu_operation_becomes_the_bound():
