@@ -28,11 +28,13 @@ LENGTHS = ("seqlen_q", "seqlen_k")
 class Derivative:
     """Derivatives of a function's value, times nothing: the chain rule is the caller's.
 
-    `score` is d value / d score; `captured` lists (capture, indices, d value / d element).
+    `score` is d value / d score; `captured` lists (capture, indices, d value / d element). `wrt`
+    are the captures that were differentiated for, because they required grad when traced.
     """
 
     score: Node
     captured: tuple[tuple[Capture, tuple[Node, ...], Node], ...] = ()
+    wrt: frozenset[Capture] = frozenset()
 
 
 def trace(function: Callable, variables: Sequence[str], noun: str) -> Node:
@@ -91,24 +93,23 @@ def _variable(name: str) -> Traced:
 
 def _derivative(out: torch.Tensor, score: Traced | None, session: Session) -> Derivative:
     captured = session.differentiable
-    inputs = (
-        [s for _, s in captured] + [t for t, s in captured] + ([] if score is None else [score])
-    )
+    wrt = frozenset(Capture(tensor) for tensor, _ in captured)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
-        return Derivative(A.const(0.0))
+        return Derivative(A.const(0.0), wrt=wrt)
+    # A tensor itself is an input too: a custom autograd function may have been given it directly.
+    tensors = [x for pair in captured for x in pair]
     with session.running():
+        inputs = [*tensors, *([] if score is None else [score])]
         gradients = torch.autograd.grad(out, inputs, allow_unused=True)
-    count = len(captured)
     rows = []
-    for i, (tensor, _) in enumerate(captured):
-        for gradient in (gradients[i], gradients[i + count]):
-            if isinstance(gradient, Traced):
-                entries = arrays.scatter(gradient.value).entries
-                rows += [(Capture(tensor), ids, d) for ids, d in entries if not _is_zero(d)]
+    for i, gradient in enumerate(gradients[: len(tensors)]):
+        if isinstance(gradient, Traced):
+            capture = Capture(captured[i // 2][0])
+            entries = arrays.scatter(gradient.value).entries
+            rows += [(capture, indices, d) for indices, d in entries if not _is_zero(d)]
     by_score = None if score is None else gradients[-1]
-    if by_score is None:
-        return Derivative(A.const(0.0), tuple(rows))
-    return Derivative(arrays.materialise(by_score.value).scalar, tuple(rows))
+    node = A.const(0.0) if by_score is None else arrays.materialise(by_score.value).scalar
+    return Derivative(node, tuple(rows), wrt)
 
 
 def _is_zero(node: Node) -> bool:
