@@ -17,9 +17,10 @@ from primitives.expr import Node, walk
 _UNARY = {
     name: getattr(torch, name)
     for name in (
-        "exp exp2 expm1 log log2 log1p tanh sin cos tan asin acos atan sinh cosh sqrt rsqrt sigmoid "
-        "erf erfc floor ceil trunc round sign abs neg"
-    ).split()
+        *("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sin", "cos", "tan", "asin"),
+        *("acos", "atan", "sinh", "cosh", "sqrt", "rsqrt", "sigmoid", "erf", "erfc", "floor"),
+        *("ceil", "trunc", "round", "sign", "abs", "neg"),
+    )
 }
 _BINARY = {
     "sub": operator.sub,
