@@ -8,8 +8,8 @@ import attrs
 import torch
 
 from primitives.expr import Capture, Node, algebra, captures, dump, pretty, substitute
-from primitives.expr.errors import DefinitionError, location_of, name_of
-from primitives.expr.trace import Derivative, derivative, trace
+from primitives.expr.errors import name_of
+from primitives.expr.trace import Derivative, trace_with_derivative
 
 VARIABLES = ("score", "b", "h", "q", "k")
 
@@ -29,6 +29,12 @@ class ScoreMod:
     expr: Node
     _gradient: Callable[[], Derivative] = attrs.field(alias="gradient_rule")
     name: str = "score"
+    _parts: tuple[ScoreMod, ...] = ()
+
+    @property
+    def parts(self) -> tuple[ScoreMod, ...]:
+        """The score mods that `>>` composed this one of, in order; itself if it is no chain."""
+        return self._parts or (self,)
 
     def gradient(self) -> Derivative:
         """d value / d score, and for captured tensors (capture, indices, d value / d element)."""
@@ -54,7 +60,8 @@ class ScoreMod:
                 algebra.mul(outer, first.score), (*inner, *rows), first.wrt | second.wrt
             )
 
-        return ScoreMod(expr, chained, f"{self.name} >> {other.name}")
+        name = f"{self.name} >> {other.name}"
+        return ScoreMod(expr, chained, name, self.parts + other.parts)
 
     @property
     def key(self) -> str:
@@ -108,15 +115,8 @@ def define(function: ScoreFunction) -> ScoreMod:
     """
     if isinstance(function, ScoreMod):
         return function
-    expr = trace(function, VARIABLES, "score")
-    if expr.kind != "float":
-        hint = " A function that returns a truth value is a mask: use mask.define"
-        raise DefinitionError(
-            f"{name_of(function)} ({location_of(function)}) returns {expr.kind}; a score function "
-            f"returns a float.{hint if expr.kind == 'bool' else ''}"
-        )
-    rule = derivative(function, VARIABLES, expr)
-    return ScoreMod(expr, lambda: rule, name_of(function))
+    expr, rule = trace_with_derivative(function, VARIABLES, "score")
+    return ScoreMod(expr, rule, name_of(function))
 
 
 def named(name: str, function: ScoreFunction) -> ScoreMod:
