@@ -11,6 +11,7 @@ from fa4core.lowering.float_ranges import (
     atan2,
     divide,
     monotonic,
+    multiply,
     power,
     remainder,
     rounded,
@@ -150,7 +151,7 @@ def apply(op: str, kind: str, attr: Any, args: Sequence[Range]) -> Range:
     if op in _BY_NAME:
         return _BY_NAME[op](*args)
     if op == "mul":
-        return product(args) if kind == "int" else monotonic(np.multiply, *args)
+        return product(args) if kind == "int" else multiply(*args)
     if op == "mod":
         return mod(*args) if kind == "int" else remainder(*args)
     if op == "xor":
