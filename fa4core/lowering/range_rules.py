@@ -104,7 +104,7 @@ def _xor(a: Range, b: Range) -> Range:
 
 def _where(c: Range, a: Range, b: Range) -> Range:
     if c.exact:
-        lo = np.where(c.lo, a.lo, b.lo)
+        lo: Array = np.where(c.lo, a.lo, b.lo)
         return Range(lo) if a.exact and b.exact else Range(lo, np.where(c.lo, a.hi, b.hi))
     lo = np.where(c.lo, a.lo, np.where(c.hi, np.minimum(a.lo, b.lo), b.lo))
     return Range(lo, np.where(c.lo, a.hi, np.where(c.hi, np.maximum(a.hi, b.hi), b.hi)))
