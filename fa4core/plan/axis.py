@@ -127,7 +127,11 @@ class Axis:
         for leaf, r in found.items():
             lo = np.broadcast_to(r.lo, size)
             hi = lo if r.exact else np.broadcast_to(r.hi, size)
-            if leaf in self.low:
+            if leaf in self.low and r.exact and _straight(leaf):
+                first, last = lo[edges], lo[np.append(edges[1:], size) - 1]
+                self.low[leaf][0][at] = np.minimum(first, last)
+                self.high[leaf][0][at] = np.maximum(first, last)
+            elif leaf in self.low:
                 self.low[leaf][0][at] = np.minimum.reduceat(lo, edges)
                 self.high[leaf][0][at] = np.maximum.reduceat(hi, edges)
             if leaf in self.present:
@@ -169,12 +173,16 @@ def _ragged(counts: np.ndarray) -> np.ndarray:
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
+def _straight(leaf: Node) -> bool:
+    """Whether a leaf is a straight line in its index: its extremes are at the ends."""
+    return leaf.op == "var" or (leaf.op == "linear" and all(a.op == "var" for a in leaf.args))
+
+
 def _jumps(found: Mapping[Node, Range], starts: np.ndarray, tile: np.ndarray) -> np.ndarray | None:
     """How far any leaf jumps from the index before, as a share of its range in the tile."""
     result: np.ndarray | None = None
     for leaf, r in found.items():
-        straight = leaf.op == "linear" and all(a.op == "var" for a in leaf.args)
-        if leaf.op == "var" or straight or np.ndim(r.lo) == 0 or not r.exact:
+        if _straight(leaf) or np.ndim(r.lo) == 0 or not r.exact:
             continue
         value = r.lo.astype(np.float32)
         # where a leaf does not change in any tile there is nothing to cut at
