@@ -1,5 +1,8 @@
 """fa4core: attention variants composed from orthogonal primitives."""
 
+from fa4core.attention import attention
+from fa4core.backends import Support, supports
+from fa4core.plan.problem import Problem
 from fa4core.variant import Variant
 
-__all__ = ["Variant"]
+__all__ = ["Problem", "Support", "Variant", "attention", "supports"]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
 
+from fa4core.program import Program, VariantGraph
 from primitives.exp import Exp
-from primitives.expr import Capture, Node, algebra, captures, dump, parse
+from primitives.expr import algebra, captures
 from primitives.expr.trace import Derivative
 from primitives.mask import Mask, full
 from primitives.schedule import Schedule
 from primitives.score import ScoreMod, identity
 from primitives.sink import Sink
 from primitives.sparsity import BlockMap
+
+if TYPE_CHECKING:
+    from fa4core.plan.explain import Explanation
+    from fa4core.plan.problem import Problem
+    from primitives.sequence import Layout
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -32,6 +39,10 @@ class Variant:
         rescale_threshold: By how much (in the log2 domain) a row's running maximum may grow before
             its accumulator is rescaled; None takes the target's default.
         schedule: How work is handed out; None lets the plan choose.
+        spec: Functions, derivatives and policies as one text: what custom operators carry.
+        arguments: The captured tensors and scalars of `spec`'s slots.
+        constant: Which of them a score mod or sink was differentiated without, because they did
+            not require grad when it was defined.
     """
 
     mask: Mask = attrs.field(factory=full)
@@ -41,6 +52,9 @@ class Variant:
     exp: Exp | None = None
     rescale_threshold: float | None = None
     schedule: Schedule | None = None
+    spec: str = attrs.field(init=False, repr=False)
+    arguments: list[torch.Tensor] = attrs.field(init=False, repr=False)
+    constant: list[bool] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -54,6 +68,14 @@ class Variant:
                 )
         if self.rescale_threshold is not None and not self.rescale_threshold >= 0:
             raise ValueError(f"rescale_threshold={self.rescale_threshold}; it must be >= 0")
+        # Plain attributes, not properties: torch.compile reads them without tracing their making.
+        slots = self.program.captures
+        known = frozenset().union(*(d.wrt for d in self.gradient))
+        used = captures(self.graph.score, self.graph.sink)
+        constant = [c in used and c.kind == "float" and c not in known for c in slots]
+        object.__setattr__(self, "spec", self.program.dump())
+        object.__setattr__(self, "arguments", [c.tensor for c in slots])
+        object.__setattr__(self, "constant", constant)
 
     @cached_property
     def graph(self) -> VariantGraph:
@@ -68,6 +90,11 @@ class Variant:
         none = Derivative(algebra.const(0.0))
         return self.score.gradient(), none if self.sink is None else self.sink.gradient()
 
+    @cached_property
+    def program(self) -> Program:
+        """The variant as backends take it."""
+        return Program(self.graph, *self.gradient, self.exp, self.rescale_threshold, self.schedule)
+
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Captured tensors and scalars, in the order of the graph's slots: run-time arguments."""
@@ -78,6 +105,27 @@ class Variant:
         """What a forward kernel is compiled for, as text: the same for new closures, scalars and
         tensors of the same type."""
         return f"{self.graph.dump()}\nexp {self.exp}\nrescale {self.rescale_threshold}"
+
+    def explain(
+        self,
+        q: torch.Tensor | None = None,
+        k: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
+        *,
+        problem: Problem | None = None,
+        layout: Layout | None = None,
+        target: str | None = None,
+        backend: str = "auto",
+    ) -> Explanation:
+        """What a call will do: path, tiles, findings, roofline, modelled cost.
+
+        See `fa4core.plan.explain.explain`.
+        """
+        from fa4core.plan.explain import explain
+
+        return explain(
+            self, q, k, v, problem=problem, layout=layout, target=target, backend=backend
+        )
 
 
 def _names(kind: type | tuple[type, ...]) -> str:
@@ -94,38 +142,3 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "rescale_threshold": (float, int, type(None)),
     "schedule": (Schedule, type(None)),
 }
-
-
-@attrs.frozen(eq=False, slots=False)
-class VariantGraph:
-    """A variant's functions as nodes over one list of captures.
-
-    Attributes:
-        mask: bool over b, h, q, k, seqlen_q, seqlen_k.
-        score: float over the same and `score`.
-        sink: float over b, h, q; the constant -inf where there is none.
-    """
-
-    mask: Node
-    score: Node
-    sink: Node
-
-    @property
-    def roots(self) -> tuple[Node, Node, Node]:
-        return self.mask, self.score, self.sink
-
-    @cached_property
-    def captures(self) -> tuple[Capture, ...]:
-        return captures(*self.roots)
-
-    @property
-    def has_sink(self) -> bool:
-        return not (self.sink.is_const and self.sink.attr == -float("inf"))
-
-    def dump(self) -> str:
-        return dump(self.roots)
-
-    @classmethod
-    def parse(cls, text: str, tensors: tuple[torch.Tensor, ...]) -> VariantGraph:
-        """The graph back from `dump`'s text with its run-time tensors bound."""
-        return cls(*parse(text, tensors))

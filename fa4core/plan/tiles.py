@@ -101,14 +101,20 @@ class TileMap:
         pairs = sum(self.tiles_q(b) * self.tiles_k(b) for b in range(self.batch)) * self.heads
         return {EMPTY: pairs - partial - full, PARTIAL: partial, FULL: full}
 
-    def lengths(self) -> np.ndarray:
+    def lengths(self, kind: int | None = None) -> np.ndarray:
         """Key tiles to visit, int64, one entry for each work tile in the order b, h, query tile.
 
         One-dimensional, because batch entries may differ in length. Work tiles with nothing to
         visit count 0; they still exist.
+
+        Args:
+            kind: PARTIAL or FULL, to count those only; None counts both.
         """
         r = self._runs
-        total = np.concatenate([[0], np.cumsum((r.end - r.start).astype(np.int64))])
+        size = (r.end - r.start).astype(np.int64)
+        if kind is not None:
+            size = np.where(r.kind == kind, size, 0)
+        total = np.concatenate([[0], np.cumsum(size)])
         per_row = np.diff(total[r.pointer])
         first = self._first_row
         parts = [per_row[first[g] : first[g + 1]] for g in self._group.reshape(-1)]

@@ -21,13 +21,27 @@ from primitives.expr.node import Capture, Kind, Node
 Indices = tuple[Node, ...]
 
 
-@attrs.frozen(eq=False)
 class Array:
-    """`at(indices)` gives the node of one element."""
+    """`at(indices)` gives the node of one element.
 
-    shape: tuple[int, ...]
-    kind: Kind
-    at: Callable[[Indices], Node]
+    Elements are found by `rule` and remembered: expressions share their operands, and following
+    every path to an operand would take exponential time. The element of a 0-d array is found at
+    once, which keeps long chains of scalars from nesting rules.
+    """
+
+    __slots__ = ("_known", "_rule", "kind", "shape")
+
+    def __init__(self, shape: tuple[int, ...], kind: Kind, rule: Callable[[Indices], Node]) -> None:
+        self.shape, self.kind, self._rule = shape, kind, rule
+        self._known: dict[Indices, Node] = {}
+        if shape == ():
+            self.at(())
+
+    def at(self, indices: Indices) -> Node:
+        node = self._known.get(indices)
+        if node is None:
+            node = self._known[indices] = self._rule(indices)
+        return node
 
     @property
     def scalar(self) -> Node:

@@ -101,7 +101,13 @@ def pretty(node: Node, limit: int = 400) -> str:
     """A Python-like spelling, cut to `limit` characters."""
     memo: dict[Node, str] = {}
     for n in walk(node):
-        memo[n] = _spell(n, [memo[a] for a in n.args])
+        if n.op in ("ge0", "eq0"):
+            form = n.args[0]
+            memo[n] = _comparison(
+                n, [memo[a] for a in (form.args if form.op == "linear" else [form])]
+            )
+        else:
+            memo[n] = _spell(n, [memo[a] for a in n.args])
         if len(memo[n]) > limit:
             memo[n] = memo[n][: limit - 3] + "..."
     return _bare(memo[node])
@@ -130,9 +136,7 @@ def _spell(node: Node, args: list[str]) -> str:
             return repr(node.attr)
         return f"{node.attr.signature}[{', '.join(_bare(a) for a in args)}]"
     if op == "linear":
-        return _side(node)
-    if op in ("ge0", "eq0"):
-        return _comparison(node)
+        return _side(node, args)
     if op == "not":
         return f"~{args[0]}"
     if op == "neg":
@@ -149,26 +153,32 @@ def _sum(terms: list[tuple[str, int]], constant: int) -> str:
     return " + ".join(parts)
 
 
-def _halves(node: Node) -> tuple[str, str, int]:
-    """The positive and the negative terms of a linear form, and its constant."""
-    coefficients, constant = node.attr if node.op == "linear" else ((1,), 0)
-    args = node.args if node.op == "linear" else (node,)
-    spelled = [_spell(a, [pretty(x) for x in a.args]) for a in args]
-    plus = [(s, c) for s, c in zip(spelled, coefficients, strict=True) if c > 0]
-    minus = [(s, -c) for s, c in zip(spelled, coefficients, strict=True) if c < 0]
-    right = -constant if constant < 0 else 0
-    left = constant if constant > 0 else 0
-    return _sum(plus, left), _sum(minus, right), constant
+def _halves(node: Node, args: list[str]) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """The positive and the negative terms of a linear form, by their absolute coefficients."""
+    coefficients = node.attr[0] if node.op == "linear" else (1,)
+    terms = list(zip(args, coefficients, strict=True))
+    return [(s, c) for s, c in terms if c > 0], [(s, -c) for s, c in terms if c < 0]
 
 
-def _side(node: Node) -> str:
-    plus, minus, _ = _halves(node)
-    if minus == "0":
-        return f"({plus})"
-    minus = f"({minus})" if " + " in minus else minus
-    return f"(-{minus})" if plus == "0" else f"({plus} - {minus})"
+def _side(node: Node, args: list[str]) -> str:
+    plus, minus = _halves(node, args)
+    constant = node.attr[1]
+    if not minus:
+        return f"({_sum(plus, constant)})"
+    right = _sum(minus, max(-constant, 0))
+    right = f"({right})" if " + " in right else right
+    return f"({_sum(plus, max(constant, 0))} - {right})" if plus or constant > 0 else f"(-{right})"
 
 
-def _comparison(node: Node) -> str:
-    plus, minus, _ = _halves(node.args[0])
-    return f"({plus} {'>=' if node.op == 'ge0' else '=='} {minus})"
+def _comparison(node: Node, args: list[str]) -> str:
+    """`linear >= 0` or `linear == 0`, its negative terms moved to the other side.
+
+    `args` are the texts of the linear form's terms.
+    """
+    form = node.args[0]
+    plus, minus = _halves(form, args)
+    constant = form.attr[1] if form.op == "linear" else 0
+    sign = "==" if node.op == "eq0" else ">=" if constant >= 0 else ">"
+    if sign == ">":
+        constant += 1
+    return f"({_sum(plus, max(constant, 0))} {sign} {_sum(minus, max(-constant, 0))})"

@@ -27,18 +27,26 @@ from primitives.expr.node import Capture, Node, captures
 #: Keyword-only parameters a function may ask for besides its indices.
 LENGTHS = ("seqlen_q", "seqlen_k")
 
-_DECOMPOSITIONS: dict[Any, Callable] = dict(core_aten_decompositions())
+#: `select_backward` and `slice_backward` stay whole: decomposed, they become a `where` over a
+#: gradient, which is no list of entries any more (a learned table indexed by a constant needs it).
+_DECOMPOSITIONS: dict[Any, Callable] = {
+    op: rule
+    for op, rule in core_aten_decompositions().items()
+    if str(getattr(op, "overloadpacket", op)) not in ("aten.select_backward", "aten.slice_backward")
+}
 
 
 @attrs.frozen(eq=False)
 class Derivative:
     """Derivatives of a score function's value, times nothing: the chain rule is the caller's.
 
-    `score` is d value / d score; `captured` lists (capture, indices, d value / d element).
+    `score` is d value / d score; `captured` lists (capture, indices, d value / d element). `wrt`
+    are the captures that were differentiated for, because they required grad when traced.
     """
 
     score: Node
     captured: tuple[tuple[Capture, tuple[Node, ...], Node], ...] = ()
+    wrt: frozenset[Capture] = frozenset()
 
 
 class _IndexByTensor(TorchFunctionMode):
@@ -105,7 +113,7 @@ def derivative(function: Callable, variables: Sequence[str], value: Node) -> Der
             entries = arrays.scatter(gradient).entries
             rows += [(capture, indices, node) for indices, node in entries if not _is_zero(node)]
     score = A.const(0.0) if by_score is None else arrays.materialise(by_score).scalar
-    return Derivative(score, tuple(rows))
+    return Derivative(score, tuple(rows), frozenset(differentiable))
 
 
 def _is_zero(node: Node) -> bool:

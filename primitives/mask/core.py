@@ -74,6 +74,10 @@ class Mask:
         """The mask inside a half-open range of queries and of keys, nothing attended outside."""
         return self & _box("inside", q, k)
 
+    def rename(self, name: str) -> Mask:
+        """The same mask with a name of its own, as `explain` shows it. Names are no identity."""
+        return attrs.evolve(self, name=name)
+
     # ----------------------------------------------------------------------------- value
 
     @property
@@ -152,7 +156,7 @@ def define(function: MaskFunction) -> Mask:
 
 def named(name: str, function: MaskFunction) -> Mask:
     """A prebuilt mask: `define` with a readable name."""
-    return attrs.evolve(define(function), name=name)
+    return define(function).rename(name)
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:

@@ -1,0 +1,130 @@
+"""`attention`: the public entry point."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+import fa4core.ops  # noqa: F401  (registers the operators)
+from fa4core.variant import Variant
+from primitives.sequence import Layout
+
+Tensor = torch.Tensor
+
+_FULL, _PADDED = Variant(), Layout()
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: Variant | None = None,
+    *,
+    layout: Layout | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    return_row_max: bool = False,
+    backend: str = "auto",
+    deterministic: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """Attention of a variant: `softmax(score(scale * q . k), over mask) v`.
+
+    One function serves padded, packed and paged tensors, with a `layout` that says where the
+    sequences lie: the layout is orthogonal to the variant, which sees only positions inside a
+    sequence, so a function for each layout would only multiply the signatures.
+
+    Differentiable in q, k, v, in captured floating-point tensors of score mods and sinks, and
+    through the log-sum-exp; once (no second derivative). Works under
+    `torch.compile(fullgraph=True)` if the variant is made outside the compiled function.
+
+    Args:
+        q: Queries (batch, seqlen_q, heads_q, d), or packed (total_q, heads_q, d). float16,
+            bfloat16, float32 or float64; any strides.
+        k: Keys (batch, seqlen_k, heads_kv, d), packed (total_k, heads_kv, d), or in pages
+            (num_pages, page_size, heads_kv, d). heads_q is a multiple of heads_kv (GQA, MQA).
+        v: Values, as k with their own d_v.
+        variant: What to compute; None is full attention.
+        layout: From `primitives.sequence`: `varlen(...)`, `paged(...)`, `fixed(...)`; None for
+            padded tensors without padding.
+        scale: Factor on q . k; None is 1 / sqrt(d).
+        return_lse: Also return the log-sum-exp of the modified scores, sink included.
+        return_row_max: Also return the maximum of the modified scores, without the sink. It has no
+            gradient.
+        backend: "auto", "sm100", "sm90", "reference" or "emulator". "auto" takes the kernels of the
+            device where there are some and the reference otherwise, and says so on a GPU.
+        deterministic: Ask for gradients that are the same bit by bit in every run. The reference's
+            always are.
+
+    Returns:
+        The output, as q with d_v, in q's dtype; or a tuple of it, the log-sum-exp if asked for and
+        the row maximum if asked for. Both have shape (batch, heads_q, seqlen_q), packed (heads_q,
+        total_q), in natural units, float32 (float64 for float64 inputs). A row with nothing to
+        attend to has output 0 and both at -inf (the log-sum-exp is the sink where there is one),
+        and so have rows behind `seqused_q`.
+
+    Raises:
+        TypeError, ValueError, IndexError, NotImplementedError: Saying what was given, what is
+            accepted and what to do.
+    """
+    variant = _FULL if variant is None else variant
+    layout = _PADDED if layout is None else layout
+    _check_types(q, k, v, variant, layout, scale)
+    out, lse, row_max = torch.ops.fa4core.forward(
+        q,
+        k,
+        v,
+        variant.arguments,
+        layout.cu_seqlens_q,
+        layout.cu_seqlens_k,
+        layout.seqused_q,
+        layout.seqused_k,
+        layout.page_table,
+        layout.max_seqlen_q,
+        layout.max_seqlen_k,
+        variant.spec,
+        None if scale is None else float(scale),
+        backend,
+    )
+    if return_lse and return_row_max:
+        return out, lse, row_max
+    if return_lse:
+        return out, lse
+    return (out, row_max) if return_row_max else out
+
+
+def _check_types(
+    q: Tensor, k: Tensor, v: Tensor, variant: Variant, layout: Layout, scale: float | None
+) -> None:
+    """What can be checked without the values of tensors; the operator checks the rest."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; a torch tensor is accepted")
+    if not isinstance(variant, Variant):
+        hint = (
+            "; wrap it: Variant(mask=mask.define(f)) or Variant(score=score.define(f))"
+            if callable(variant)
+            else ""
+        )
+        raise TypeError(f"variant is a {type(variant).__name__}; a Variant is accepted{hint}")
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"layout is a {type(layout).__name__}; a primitives.sequence.Layout is accepted, from "
+            "sequence.fixed, sequence.varlen or sequence.paged"
+        )
+    if isinstance(scale, Tensor):
+        raise TypeError(
+            "scale is a tensor; a float is accepted. A learned scale is a score mod: "
+            "score.define(lambda s, b, h, q_idx, kv_idx: s * t[h])"
+        )
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, float | int)):
+        raise TypeError(f"scale is a {type(scale).__name__}; a float or None is accepted")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale={scale}; a finite number is accepted")
+    for tensor, constant in zip(variant.arguments, variant.constant, strict=True):
+        if constant and tensor.requires_grad:
+            raise ValueError(
+                f"a captured tensor of shape {tuple(tensor.shape)} requires grad, but did not when "
+                "the score mod or sink was defined, so its derivative is not known; call "
+                ".requires_grad_() before defining it"
+            )

@@ -1,0 +1,114 @@
+"""Backends: which exist, which one a call takes, and why.
+
+Nothing falls back silently: a backend that was asked for and cannot do it raises with the reason,
+and `auto` says what it chose wherever that is not what one would expect.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, get_args
+
+import attrs
+import torch
+
+from fa4core.plan.captured import check_captured
+from fa4core.plan.problem import Problem
+from fa4core.program import Program
+from fa4core.variant import Variant
+
+Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
+
+#: The largest rescale threshold, log2 domain: P may grow to 2^threshold and must stay finite.
+_MAX_THRESHOLD = {torch.float16: 15.0}
+_MAX_THRESHOLD_ELSE = 64.0
+
+_KERNELS = {
+    "sm100": "Blackwell (SM100) kernels",
+    "sm90": "Hopper (SM90) kernels",
+    "emulator": "the emulator, which runs compiled kernels,",
+}
+
+
+@attrs.frozen
+class Support:
+    """An answer: `ok`, and the reason why not (or which backend does it, and why)."""
+
+    ok: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def supports(
+    variant: Variant,
+    problem: Problem,
+    backend: str = "auto",
+    device: torch.device | str = "cpu",
+) -> Support:
+    """Whether a backend can run a variant on a problem; nothing is computed or compiled.
+
+    Args:
+        variant: The variant.
+        problem: Sizes; `Problem.from_tensors(q, k, v, layout)` reads them from tensors.
+        backend: "auto", "sm100", "sm90", "reference" or "emulator".
+        device: Where the tensors are.
+    """
+    try:
+        chosen, why = choose(backend, torch.device(device))
+        check(variant.program, problem, torch.device(device))
+    except (ValueError, IndexError, NotImplementedError) as error:
+        return Support(False, str(error))
+    return Support(True, f"{chosen}: {why}")
+
+
+def choose(backend: str, device: torch.device) -> tuple[str, str]:
+    """The backend a call takes and why.
+
+    Raises:
+        ValueError: No backend of this name.
+        NotImplementedError: This version doesn't have it.
+    """
+    if backend not in get_args(Backend):
+        accepted = ", ".join(map(repr, get_args(Backend)))
+        raise ValueError(f"backend={backend!r}; accepted are {accepted}")
+    if backend in _KERNELS:
+        raise NotImplementedError(
+            f"backend={backend!r}: this version has no {_KERNELS[backend]} yet; "
+            "use backend='reference' (any device) or 'auto'"
+        )
+    if backend == "reference":
+        return "reference", "asked for"
+    if device.type == "cpu":
+        return "reference", "the tensors are on the CPU"
+    return "reference", f"the tensors are on {device}, and this version has no kernels for it yet"
+
+
+_announced: set[str] = set()
+
+
+def announce(chosen: str, why: str) -> None:
+    """Say once what `auto` chose, where it is not the fast path one may expect on a GPU."""
+    if why not in _announced:
+        _announced.add(why)
+        warnings.warn(
+            f"attention: backend='auto' takes {chosen!r}, because {why}. "
+            f"backend={chosen!r} asks for it without this warning.",
+            stacklevel=2,
+        )
+
+
+def check(program: Program, problem: Problem, device: torch.device) -> None:
+    """Check what depends on both the variant and the problem.
+
+    Raises:
+        ValueError, IndexError: Saying what was given, what is accepted and what to do.
+    """
+    check_captured(program.graph, problem, device)
+    most = _MAX_THRESHOLD.get(problem.dtype, _MAX_THRESHOLD_ELSE)
+    if program.rescale_threshold is not None and program.rescale_threshold > most:
+        raise ValueError(
+            f"rescale_threshold={program.rescale_threshold} with {problem.dtype}: probabilities up "
+            f"to 2^threshold would overflow; at most {most} is accepted"
+        )

@@ -1,0 +1,198 @@
+"""The custom operators `fa4core::forward` and `fa4core::backward`.
+
+Their arguments are tensors, the list of captured tensors, and one text that holds the variant's
+functions and policies (`fa4core.program`): nothing that torch's dispatcher, `torch.compile` or
+`torch.export` would have to look into. What needs the values of tensors (lengths, page numbers,
+captured indices) is checked when the operator runs; what needs shapes only, when it is traced, too.
+`fa4core.attention` is the only caller.
+"""
+
+# No `from __future__ import annotations`: torch reads the annotations to make the schemas.
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa4core.backends import announce, check, choose
+from fa4core.plan.problem import Problem
+from fa4core.plan.tiles import tile_map
+from fa4core.program import Program
+from fa4core.reference.backward import backward as tiled_backward
+from fa4core.reference.tiled import Call
+from fa4core.reference.tiled import forward as tiled_forward
+from primitives.expr import Capture
+from primitives.sequence import Layout
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    captured: list[Tensor],
+    layout: Layout,
+    spec: str,
+    scale: float | None,
+    backend: str,
+) -> Call:
+    """Check everything and analyse the mask."""
+    problem = Problem.from_tensors(q, k, v, layout)
+    chosen, why = choose(backend, q.device)
+    if backend == "auto" and q.device.type != "cpu":
+        announce(chosen, why)
+    program = Program.parse(spec, captured)
+    check(program, problem, q.device)
+    tiles = tile_map(
+        program.graph.mask,
+        batch=problem.batch,
+        heads=problem.heads_q,
+        seqlens_q=problem.seqlens_q,
+        seqlens_k=problem.seqlens_k,
+    )
+    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
+    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k)
+
+
+@torch.library.custom_op("fa4core::forward", mutates_args=())
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    captured: list[Tensor],
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    spec: str,
+    scale: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp and row maximum; see `fa4core.attention` for shapes."""
+    layout = Layout(
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
+    )
+    return tiled_forward(_call(q, k, v, captured, layout, spec, scale, backend), q, k, v)
+
+
+@forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    return (
+        q.new_empty((*q.shape[:-1], v.shape[-1])),
+        q.new_empty(rows, dtype=statistics),
+        q.new_empty(rows, dtype=statistics),
+    )
+
+
+@torch.library.custom_op("fa4core::backward", mutates_args=())
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    captured: list[Tensor],
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+    page_table: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    spec: str,
+    scale: float | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Gradients of q, k, v and of the captured tensors that `differentiated` names."""
+    layout = Layout(
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
+    )
+    call = _call(q, k, v, captured, layout, spec, scale, backend)
+    result = tiled_backward(call, q, k, v, out, lse, grad_out, grad_lse)
+    gradients = []
+    for slot in differentiated(spec):
+        tensor = captured[slot]  # in two slots it is one capture: its gradient goes to the first
+        gradient = result.captured.pop(Capture(tensor), None)
+        gradients.append(tensor.new_zeros(tensor.shape) if gradient is None else gradient)
+    return result.q, result.k, result.v, gradients
+
+
+@backward.register_fake
+def _(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    captured: list[Tensor],
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    spec = next(r for r in rest if isinstance(r, str))
+    gradients = [captured[s].new_empty(captured[s].shape) for s in differentiated(spec)]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), gradients
+
+
+@lru_cache(maxsize=1024)
+def differentiated(spec: str) -> list[int]:
+    """The slots of captured tensors that receive a gradient, ascending."""
+    program = Program.parse(spec)
+    entries = program.score_gradient.captured + program.sink_gradient.captured
+    wanted = {capture for capture, _, _ in entries}
+    return [slot for slot, capture in enumerate(program.captures) if capture in wanted]
+
+
+_INPUTS = 14  # of the forward operator
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    q, k, v, captured, *rest = inputs
+    out, lse, row_max = output
+    layout, ctx.options = rest[:5], rest[5:]
+    ctx.present = [t is not None for t in layout]
+    ctx.save_for_backward(q, k, v, out, lse, *captured, *(t for t in layout if t is not None))
+    ctx.mark_non_differentiable(row_max)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, _: Tensor | None
+) -> tuple[Any, ...]:
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    present = sum(ctx.present)
+    captured, given = rest[: len(rest) - present], iter(rest[len(rest) - present :])
+    layout = [next(given) if there else None for there in ctx.present]
+    by_slot: list[Tensor | None] = [None] * len(captured)
+    if grad_out is None and grad_lse is None:
+        return None, None, None, by_slot, *[None] * (_INPUTS - 4)
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    grad_q, grad_k, grad_v, of_captured = torch.ops.fa4core.backward(
+        grad_out, grad_lse, q, k, v, out, lse, captured, *layout, *ctx.options
+    )
+    for slot, gradient in zip(differentiated(ctx.options[2]), of_captured, strict=True):
+        by_slot[slot] = gradient
+    return grad_q, grad_k, grad_v, by_slot, *[None] * (_INPUTS - 4)
+
+
+forward.register_autograd(_gradients, setup_context=_save)
+
+
+def _no_second(ctx: Any, *_: Any) -> Any:
+    raise RuntimeError(
+        "attention has no second derivative: its backward pass can't be differentiated. Call "
+        "backward() or torch.autograd.grad without create_graph=True, or differentiate "
+        "`fa4core.reference.oracle`, which supports it"
+    )
+
+
+backward.register_autograd(_no_second)

@@ -1,0 +1,96 @@
+"""Captured tensors against a problem: are they where, and as large as, the call needs them?
+
+What can be told from sizes is told here, before anything is computed: a per-head table that is too
+short, a sink of another length, a block map or document ids too small for the sequence. Indices
+that depend on data are checked where they are evaluated.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fa4core.plan.problem import Problem
+from fa4core.program import VariantGraph
+from primitives.expr import Capture, Node, walk
+
+_COUNTS = {"b": "sequences", "h": "query heads", "q": "queries", "k": "keys"}
+
+
+def check_captured(graph: VariantGraph, problem: Problem, device: torch.device) -> None:
+    """Check the tensors a variant captured.
+
+    Raises:
+        ValueError: On another device than the queries, or a sink of the wrong length.
+        IndexError: Too small for the heads, sequences, queries or keys of the problem.
+    """
+    if min(problem.batch, problem.heads_q) == 0:
+        return
+    sizes = {
+        "b": problem.batch,
+        "h": problem.heads_q,
+        "q": max(problem.seqlens_q),
+        "k": max(problem.seqlens_k),
+    }
+    everywhere = set(walk(graph.mask, graph.sink))  # evaluated for every query (and key) there is
+    for node in walk(*graph.roots):
+        if node.op != "gather":
+            continue
+        _check_device(node.attr, device)
+        for dim, index in enumerate(node.args):
+            if node in everywhere or not index.free & {"q", "k"}:
+                _check_size(node, dim, index, sizes)
+    sink = graph.sink
+    if sink.op == "gather" and len(sink.args) == 1 and sink.args[0].attr == "h":
+        length = sink.attr.tensor.shape[0]
+        if length != problem.heads_q:
+            raise ValueError(
+                f"the sink has {length} logits for {problem.heads_q} query heads; one each"
+            )
+
+
+def _check_device(capture: Capture, device: torch.device) -> None:
+    tensor = capture.tensor
+    if tensor is None or tensor.device == device or capture.is_scalar:
+        return
+    raise ValueError(
+        f"a captured tensor of shape {tuple(tensor.shape)} ({tensor.dtype}) is on {tensor.device} "
+        f"and the queries on {device}; move it to {device} before defining the mask or score mod"
+    )
+
+
+def _check_size(node: Node, dim: int, index: Node, sizes: dict[str, int]) -> None:
+    bounds = _bounds(index, sizes)
+    tensor = node.attr.tensor
+    if bounds is None or tensor is None:
+        return
+    low, high = bounds
+    size = tensor.shape[dim]
+    if low > high or (-size <= low and high < size):
+        return
+    used = " and ".join(
+        f"{sizes[v]} {_COUNTS[v]}" for v in ("b", "h", "q", "k") if v in index.free and sizes[v]
+    )
+    raise IndexError(
+        f"dimension {dim} of a captured tensor of shape {tuple(tensor.shape)} ({tensor.dtype}) has "
+        f"size {size}, but `{index}` runs over {low}..{high}"
+        f"{f' for {used}' if used else ''}; it is too small for this problem"
+    )
+
+
+def _bounds(index: Node, sizes: dict[str, int]) -> tuple[int, int] | None:
+    """Least and greatest value of an index, where its form is simple enough to be exact."""
+    if index.op == "const":
+        return index.attr, index.attr
+    if index.op == "var" and index.attr in sizes:
+        return 0, sizes[index.attr] - 1
+    if index.op == "floordiv" and index.args[1].is_const and index.args[1].attr > 0:
+        inner = _bounds(index.args[0], sizes)
+        return inner and (inner[0] // index.args[1].attr, inner[1] // index.args[1].attr)
+    if index.op == "linear" and all(a.op == "var" and a.attr in sizes for a in index.args):
+        coefficients, low = index.attr
+        high = low
+        for coefficient, arg in zip(coefficients, index.args, strict=True):
+            ends = (0, coefficient * (sizes[arg.attr] - 1))
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+    return None

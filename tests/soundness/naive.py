@@ -1,0 +1,503 @@
+"""A second reading of the same source text, with no graph, no tracing and no tiles.
+
+`evaluate(source, ...)` runs the text that a strategy drew with other meanings of its names: masks are
+plain functions on whole index grids, prebuilt masks are written down again from their definitions,
+attention is the textbook formula in float64. What the project computes of the text must agree.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import attrs
+import torch
+
+from fa4core.testing import source as real
+from primitives.mask.core import Mask
+
+Tensor = torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class Grid:
+    """The index grids of one sequence."""
+
+    b: Tensor
+    h: Tensor
+    q: Tensor
+    k: Tensor
+    seqlen_q: int
+    seqlen_k: int
+
+    @classmethod
+    def of(cls, b: int, heads: int, seqlen_q: int, seqlen_k: int) -> Grid:
+        full = torch.meshgrid(
+            torch.arange(heads), torch.arange(seqlen_q), torch.arange(seqlen_k), indexing="ij"
+        )
+        return cls(torch.full_like(full[0], b), *full, seqlen_q, seqlen_k)
+
+    def moved(self, q: int, k: int) -> Grid:
+        return attrs.evolve(self, q=self.q - q, k=self.k - k)
+
+    @property
+    def place(self) -> Tensor:
+        """The key position of each query, the last query at the last key."""
+        return self.q + self.seqlen_k - self.seqlen_q
+
+
+def _call(function: Callable, grid: Grid, *first: Tensor) -> Tensor:
+    lengths = {"seqlen_q": torch.tensor(grid.seqlen_q), "seqlen_k": torch.tensor(grid.seqlen_k)}
+    asked = inspect.signature(function).parameters
+    keywords = {n: t for n, t in lengths.items() if n in asked}
+    return function(*first, grid.b, grid.h, grid.q, grid.k, **keywords)
+
+
+@attrs.frozen(eq=False)
+class NaiveMask:
+    of: Callable[[Grid], Tensor]
+
+    def __and__(self, other):
+        return NaiveMask(lambda g: self.of(g) & other.of(g))
+
+    def __or__(self, other):
+        return NaiveMask(lambda g: self.of(g) | other.of(g))
+
+    def __xor__(self, other):
+        return NaiveMask(lambda g: self.of(g) != other.of(g))
+
+    def __sub__(self, other):
+        return NaiveMask(lambda g: self.of(g) & ~other.of(g))
+
+    def __invert__(self):
+        return NaiveMask(lambda g: ~self.of(g))
+
+    def shift(self, q=0, k=0):
+        return NaiveMask(lambda g: self.of(g.moved(q, k)))
+
+    def restrict(self, *, q, k):
+        def inside(g):
+            return (g.q >= q[0]) & (g.q < q[1]) & (g.k >= k[0]) & (g.k < k[1])
+
+        return NaiveMask(lambda g: self.of(g) & inside(g))
+
+
+def _place(g: Grid, align: str) -> Tensor:
+    return g.place if align == "bottom_right" else g.q
+
+
+def _at(value, index):
+    return value[index] if isinstance(value, Tensor) and value.dim() else value
+
+
+def _sliding_window(left, right=0, align="bottom_right"):
+    def of(g):
+        ahead = g.k - _place(g, align)
+        inside = torch.ones_like(g.q, dtype=torch.bool)
+        if left is not None:
+            inside &= -ahead <= _at(left, g.h)
+        if right is not None:
+            inside &= ahead <= _at(right, g.h)
+        return inside
+
+    return NaiveMask(of)
+
+
+def _dilated_window(left, dilation, right=0, align="bottom_right"):
+    window = _sliding_window(left, right, align)
+    return NaiveMask(lambda g: window.of(g) & ((_place(g, align) - g.k) % dilation == 0))
+
+
+def _blocks(relation, align):
+    return NaiveMask(lambda g: relation(_place(g, align), g.k))
+
+
+def _block_diffusion(block):
+    def of(g):
+        half = g.seqlen_k // 2
+        q_clean, k_clean = g.q >= half, g.k >= half
+        q_block = torch.where(q_clean, g.q - half, g.q) // block
+        k_block = torch.where(k_clean, g.k - half, g.k) // block
+        return torch.where(
+            k_clean,
+            torch.where(q_clean, k_block <= q_block, k_block < q_block),
+            ~q_clean & (k_block == q_block),
+        )
+
+    return NaiveMask(of)
+
+
+def _token(table, g, index):
+    return table[index] if table.dim() == 1 else table[g.b, index]
+
+
+def _document(ids):
+    return NaiveMask(lambda g: _token(ids, g, g.q) == _token(ids, g, g.k))
+
+
+def _global(tokens):
+    if isinstance(tokens, Tensor):
+        return NaiveMask(lambda g: _token(tokens, g, g.q) | _token(tokens, g, g.k))
+    return NaiveMask(lambda g: (g.q < tokens) | (g.k < tokens))
+
+
+def _dense(allowed):
+    def of(g):
+        grid = {2: (), 3: (g.h,), 4: (g.b, g.h)}[allowed.dim()]
+        shape = (*g.q.shape[:1],) if allowed.dim() > 2 else ()
+        assert allowed.dim() == 2 or allowed.shape[-3] in (1, *shape)
+        return allowed[(*grid, g.q, g.k)]
+
+    return NaiveMask(of)
+
+
+def neighbours(length: int, kernel: int, dilation: int, stride: int, causal: bool) -> Tensor:
+    """bool (length, length): NATTEN's definition for one axis, position by position."""
+    allowed = torch.zeros(length, length, dtype=torch.bool)
+    for q in range(length):
+        group = list(range(q % dilation, length, dilation))  # positions of q's residue class
+        i = group.index(q)
+        first = i - i % stride  # the first query of those that share a window
+        if causal:
+            leader = min(first + stride - 1, len(group) - 1)
+            window = range(max(0, leader - kernel + 1), i + 1)
+        else:
+            leader = min(first + stride // 2, len(group) - 1)
+            start = min(max(leader - kernel // 2, 0), len(group) - kernel)
+            window = range(start, start + kernel)
+        allowed[q, [group[j] for j in window]] = True
+    return allowed
+
+
+def _natten(canvas, kernel, dilation=1, stride=1, causal=False):
+    lengths = (canvas,) if isinstance(canvas, int) else canvas
+
+    def each(value):
+        return value if isinstance(value, tuple) else (value,) * len(lengths)
+
+    tables = [
+        neighbours(*row)
+        for row in zip(lengths, *map(each, (kernel, dilation, stride, causal)), strict=True)
+    ]
+
+    def of(g):
+        inside = torch.ones_like(g.q, dtype=torch.bool)
+        step = math.prod(lengths)
+        for length, table in zip(lengths, tables, strict=True):
+            step //= length
+            inside &= table[g.q // step % length, g.k // step % length]
+        return inside
+
+    return NaiveMask(of)
+
+
+def _tree(parents):
+    def of(g):
+        nodes = len(parents)
+        path = torch.zeros(nodes, nodes, dtype=torch.bool)
+        for i in range(nodes):
+            j = i
+            while j >= 0:
+                path[i, j] = True
+                j = int(parents[j])
+        node = g.k - (g.seqlen_k - g.seqlen_q)
+        return (node < 0) | path[g.q, node.clamp(min=0)]
+
+    return NaiveMask(of)
+
+
+def _shared_prefix(offsets):
+    def of(g):
+        ends = torch.tensor(offsets)[1:]
+        segment_q, segment_k = (torch.searchsorted(ends, x, right=True) for x in (g.q, g.k))
+        return (g.k <= g.q) & ((segment_k == segment_q) | (segment_k == 0))
+
+    return NaiveMask(of)
+
+
+def _random(keep, seed=0):
+    from primitives.mask.random import RANGE, hashed
+
+    threshold = round(keep * RANGE)
+    return NaiveMask(lambda g: hashed(torch.tensor(seed), g.b, g.h, g.q, g.k) < threshold)
+
+
+def _per_head(masks):
+    def of(g):
+        stacked = torch.stack([m.of(g) for m in masks])
+        choice = g.h.clamp(max=len(masks) - 1)
+        return stacked.gather(0, choice[None])[0]
+
+    return NaiveMask(of)
+
+
+def _select(heads, chosen, otherwise):
+    return NaiveMask(lambda g: torch.where(heads[g.h], chosen.of(g), otherwise.of(g)))
+
+
+MASK = SimpleNamespace(
+    full=lambda: NaiveMask(lambda g: torch.ones_like(g.q, dtype=torch.bool)),
+    causal=lambda align="bottom_right": NaiveMask(lambda g: g.k <= _place(g, align)),
+    sliding_window=_sliding_window,
+    sink_tokens=lambda n: NaiveMask(lambda g: g.k < n),
+    prefix_lm=lambda n, align="bottom_right": NaiveMask(
+        lambda g: (g.k < n) | (g.k <= _place(g, align))
+    ),
+    document=_document,
+    dilated_window=_dilated_window,
+    chunked=lambda n, align="bottom_right": _blocks(lambda q, k: q // n == k // n, align),
+    block_causal=lambda n, align="bottom_right": _blocks(lambda q, k: k // n <= q // n, align),
+    block_diffusion=_block_diffusion,
+    global_tokens=_global,
+    natten=_natten,
+    dense=_dense,
+    tree=_tree,
+    shared_prefix=_shared_prefix,
+    random=_random,
+    define=lambda f: NaiveMask(lambda g: _call(f, g)),
+    per_head=_per_head,
+    select=_select,
+)
+
+
+@attrs.frozen(eq=False)
+class NaiveScore:
+    of: Callable[[Tensor, Grid], Tensor]
+
+    def __rshift__(self, other):
+        return NaiveScore(lambda s, g: other.of(self.of(s, g), g))
+
+
+def _bias(of: Callable[[Grid], Tensor]) -> NaiveScore:
+    return NaiveScore(lambda s, g: s + of(g))
+
+
+def _factor(of: Callable[[Grid], Tensor]) -> NaiveScore:
+    return NaiveScore(lambda s, g: s * of(g))
+
+
+def _ahead(g: Grid, align: str) -> Tensor:
+    return g.k - _place(g, align)
+
+
+def _alibi(slopes, align="bottom_right"):
+    if isinstance(slopes, int):
+        slopes = torch.tensor(_paper_slopes(slopes), dtype=torch.float32).double()
+
+    def of(g):
+        slope = slopes[g.h] if slopes.dim() == 1 else slopes[g.b, g.h]
+        return -slope * _ahead(g, align).abs()
+
+    return _bias(of)
+
+
+def _paper_slopes(heads: int) -> list[float]:
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    return slopes + [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)][: heads - power]
+
+
+def _decay(heads, align="bottom_right"):
+    gammas = torch.tensor([1 - 2.0 ** (-5 - h) for h in range(heads)], dtype=torch.float32)
+    return _bias(lambda g: gammas.double()[g.h].log() * _ahead(g, align).abs())
+
+
+def _relative_bias(table, align="bottom_right"):
+    reach = (table.shape[1] - 1) // 2
+
+    def of(g):
+        distance = _ahead(g, align)
+        nearest = torch.where(distance > reach, reach, torch.where(distance < -reach, -reach, distance))
+        return table[g.h, nearest + reach]
+
+    return _bias(of)
+
+
+def _t5_bucket(distance: int, buckets: int, max_distance: int) -> int:
+    """The published rule for encoders, one distance at a time."""
+    side = buckets // 2
+    offset, far = (side if distance > 0 else 0), abs(distance)
+    if far < side // 2:
+        return offset + far
+    share = math.log(far / (side // 2)) / math.log(max_distance / (side // 2))
+    return offset + min(side // 2 + int(share * (side - side // 2)), side - 1)
+
+
+def _t5_bias(table, max_distance, align="bottom_right"):
+    def of(g):
+        distance = _ahead(g, align)
+        values = [_t5_bucket(d, len(table), max_distance) for d in distance.flatten().tolist()]
+        return table[torch.tensor(values, dtype=torch.int64).reshape(distance.shape), g.h]
+
+    return _bias(of)
+
+
+def _sandwich(heads, seqlen, dim, align="bottom_right"):
+    def of(g):
+        distance = _ahead(g, align).abs().double()
+        total = sum(torch.cos(distance / 10000 ** (2 * i / dim)) for i in range(dim // 2))
+        return heads / (8.0 * (g.h + 1)) * total
+
+    return _bias(of)
+
+
+def _llama4(floor, strength):
+    def of(g):
+        step = (g.place.clamp(min=0) + 1) // floor
+        return 1 + strength * (1.0 + step.double()).log()
+
+    return _factor(of)
+
+
+def _ssmax(scales, causal=True, align="bottom_right"):
+    def of(g):
+        count = _place(g, align).clamp(min=0) + 1 if causal else torch.full_like(g.q, g.seqlen_k)
+        return _at(scales, g.h) * count.double().log()
+
+    return _factor(of)
+
+
+def _graphormer_edge(table, types, lengths):
+    def of(g):
+        count, total = lengths[g.q, g.k], torch.zeros(g.q.shape, dtype=torch.float64)
+        for place in range(table.shape[1]):
+            value = table[g.h, place, types[g.q, g.k, place]]
+            total = total + torch.where(place < count, value, 0.0)
+        return total / count.clamp(min=1)
+
+    return _bias(of)
+
+
+SCORE = SimpleNamespace(
+    define=lambda f: NaiveScore(lambda s, g: _call(f, g, s)),
+    identity=lambda: NaiveScore(lambda s, g: s),
+    softcap=lambda cap: NaiveScore(lambda s, g: cap * torch.tanh(s / cap)),
+    alibi=_alibi,
+    head_scale=lambda scales: _factor(lambda g: scales[g.h]),
+    query_scale=lambda scales: _factor(lambda g: scales[g.q]),
+    dense_bias=lambda bias: _bias(
+        lambda g: bias[g.q, g.k] if bias.dim() == 2 else bias[g.b, 0, g.q, g.k]
+    ),
+    forgetting=lambda gates: _bias(lambda g: gates[g.b, g.h, g.q] - gates[g.b, g.h, g.k]),
+    decay=_decay,
+    relative_bias=_relative_bias,
+    t5_bias=_t5_bias,
+    sandwich=_sandwich,
+    llama4_temperature=_llama4,
+    ssmax=_ssmax,
+    graphormer_spatial=lambda table, distances: _bias(lambda g: table[g.h, distances[g.q, g.k]]),
+    graphormer_edge=_graphormer_edge,
+)
+
+SINK = SimpleNamespace(
+    constant=lambda logit: lambda g: torch.full(g.q.shape[:2], logit, dtype=torch.float64),
+    learned=lambda logits: lambda g: logits[g.h[..., 0]],
+    define=lambda f: lambda g: f(g.b[..., 0], g.h[..., 0], g.q[..., 0]),
+)
+
+
+@attrs.frozen(eq=False)
+class NaiveBlocks:
+    full: Tensor | None
+    partial: Tensor | None
+    block_q: int
+    block_k: int
+
+    def apply(self, mask: NaiveMask) -> NaiveMask:
+        def of(g):
+            i, j = g.q // self.block_q, g.k // self.block_k
+            allowed = torch.zeros_like(g.q, dtype=torch.bool)
+            for blocks, inside in ((self.full, True), (self.partial, mask.of(g))):
+                if blocks is not None:
+                    b = g.b if blocks.shape[0] > 1 else 0 * g.b
+                    h = g.h if blocks.shape[1] > 1 else 0 * g.h
+                    allowed |= blocks[b, h, i, j] & inside
+            return allowed
+
+        return NaiveMask(of)
+
+
+def _from_topk(indices, count, *, block_q, block_k):
+    chosen = torch.stack([(indices == j).any(-1) for j in range(count)], -1)
+    return NaiveBlocks(None, chosen[None, None], block_q, block_k)
+
+
+SPARSITY = SimpleNamespace(
+    BlockMap=lambda full, partial, block_q, block_k: NaiveBlocks(full, partial, block_q, block_k),
+    from_blocks=lambda blocks, block_q, block_k: NaiveBlocks(None, blocks, block_q, block_k),
+    from_topk=_from_topk,
+)
+
+
+@attrs.frozen(eq=False)
+class NaiveVariant:
+    mask: NaiveMask = attrs.field(factory=MASK.full)
+    score: NaiveScore | None = None
+    sink: Callable | None = None
+    blocks: NaiveBlocks | None = None
+    exp: object = None
+    rescale_threshold: object = None
+    schedule: object = None
+
+    def allowed(self, g: Grid) -> Tensor:
+        return (self.mask if self.blocks is None else self.blocks.apply(self.mask)).of(g)
+
+
+@attrs.frozen(eq=False)
+class Reading:
+    """What a text means here, and the learned tables it made, float64 leaves."""
+
+    value: object
+    learned: list[tuple[Tensor, Tensor]]  # (float32 values, float64 leaf)
+
+
+def read(text: str) -> Reading:
+    learned: list[tuple[Tensor, Tensor]] = []
+
+    def normal(seed, *shape, grad=True, std=1.0):
+        values = real.normal(seed, *shape, grad=False, std=std)
+        leaf = values.double().requires_grad_(grad)
+        if grad:
+            learned.append((values, leaf))
+        return leaf
+
+    names = {name: getattr(real, name) for name in real.__all__}
+    names |= {"mask": MASK, "score": SCORE, "sink": SINK, "sparsity": SPARSITY}
+    names |= {"Variant": NaiveVariant, "normal": normal}
+    return Reading(eval(text, names), learned)  # noqa: S307, PLW0123
+
+
+def dense_mask(text: str, b: int, heads: int, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """bool (heads, seqlen_q, seqlen_k): the mask that `text` describes."""
+    value = read(text).value
+    assert not isinstance(value, Mask)
+    grid = Grid.of(b, heads, seqlen_q, seqlen_k)
+    return value.of(grid).expand(grid.q.shape)
+
+
+def attend(variant: NaiveVariant, b: int, q: Tensor, k: Tensor, v: Tensor, scale: float):
+    """Textbook attention of one sequence in float64, row by row sums and nothing else.
+
+    Args:
+        q: (seqlen_q, heads_q, d); k, v: (seqlen_k, heads_kv, d).
+
+    Returns:
+        (seqlen_q, heads_q, d_v) and the LSE (seqlen_q, heads_q).
+    """
+    heads = q.shape[1]
+    g = Grid.of(b, heads, q.shape[0], k.shape[0])
+    of_head = torch.arange(heads) // (heads // k.shape[1])
+    k, v = k[:, of_head], v[:, of_head]
+    score = torch.einsum("ihd,jhd->hij", q, k) * scale
+    if variant.score is not None:
+        score = variant.score.of(score, g)
+    weight = torch.where(variant.allowed(g), score, -math.inf).exp()
+    total = weight.sum(-1)
+    if variant.sink is not None:
+        total = total + variant.sink(g).exp()
+    some = total > 0
+    p = weight / torch.where(some, total, 1.0)[..., None]
+    lse = torch.where(some, torch.where(some, total, 1.0).log(), -math.inf)
+    return torch.einsum("hij,jhd->ihd", p, v), lse.T
