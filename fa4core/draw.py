@@ -205,7 +205,9 @@ def _finish(axes: Axes, title: str, x: str = "keys", y: str = "queries") -> None
         spine.set_color("#c6ced5")
 
 
-def _grid(axes: Axes, starts: tuple[int, int], ends: tuple[int, int], step: tuple[int, int]) -> None:
+def _grid(
+    axes: Axes, starts: tuple[int, int], ends: tuple[int, int], step: tuple[int, int]
+) -> None:
     """Thin white lines between cells, where there are few enough of them."""
     count = max((e - s) / t for s, e, t in zip(starts, ends, step, strict=True))
     if count > 96:
