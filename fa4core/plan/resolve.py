@@ -17,7 +17,7 @@ from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 
 _CHUNK = 1 << 16  # elements evaluated at once
 _SLICE = 1 << 14  # tiles that go through all stages together
-_WORTH_WHILE = 0.002  # share of tiles that must turn out empty or full to go on
+_WORTH_WHILE = 0.01  # share of tiles that must turn out empty or full to go on
 _PROBES = 4  # elements probed on each axis
 
 
