@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 import variants
 from fa4core import Variant, draw
@@ -33,6 +34,8 @@ def main() -> None:
     draw.variant(readme(), "readme.png", seqlen=2048, heads=8, head=3)
     for name in variants.__all__:
         importlib.import_module(f"variants.{name}").main()
+    for picture in Path().glob("*.png"):  # a palette of 128 colours takes a third of the bytes
+        Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

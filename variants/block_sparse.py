@@ -74,7 +74,8 @@ def route(q: torch.Tensor, k: torch.Tensor, top_k: int, block: int = 128) -> tor
 
 def main() -> None:
     """Draw it to `block_sparse.png`."""
-    draw.variant(block_sparse(seqlen=8192, top_k=8), "block_sparse.png", seqlen=8192)
+    title = "block_sparse: the best 8 blocks of 128"
+    draw.variant(block_sparse(seqlen=8192, top_k=8), "block_sparse.png", seqlen=8192, title=title)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def mla() -> Variant:
 
 def main() -> None:
     """Draw it to `mla.png`."""
-    draw.variant(mla(), "mla.png", seqlen=4096)
+    title = "mla: causal, head dims 192 and 128"
+    draw.variant(mla(), "mla.png", seqlen=4096, title=title)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def sink(
 
 def main() -> None:
     """Draw it to `sink.png`."""
-    draw.variant(sink(window=127), "sink.png", seqlen=2048, heads=64)
+    title = "sink: a window of 128, and a learned sink"
+    draw.variant(sink(window=127), "sink.png", seqlen=2048, heads=64, title=title)
 
 
 if __name__ == "__main__":
