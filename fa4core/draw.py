@@ -29,7 +29,7 @@ MAX_TILES = 128  # tiles along a side that can still be told apart
 MAX_ELEMENTS = 192  # elements along a side that can still be told apart
 SAMPLES = 384  # points along a side of a heat map
 
-WIDTH, HEIGHT, SIDE = 5.5, 6.55, 4.4  # of a panel and of its axes, inches
+WIDTH, HEIGHT, SIDE = 5.7, 6.55, 4.4  # of a panel and of its axes, inches
 
 EMPTY_COLOUR, PARTIAL_COLOUR, FULL_COLOUR = "#eef0f3", "#f2a541", "#2f6f9f"
 INK, FAINT = "#22303c", "#8a97a3"
@@ -188,7 +188,7 @@ def _place(
 ) -> tuple[float, float, float, float]:
     """Axes of a panel as shares of the figure, from inches."""
     across = WIDTH * panels
-    left = panel * WIDTH + 0.8
+    left = panel * WIDTH + 0.98
     return left / across, bottom / HEIGHT, width / across, height / HEIGHT
 
 
@@ -197,10 +197,15 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def _finish(axes: Axes, title: str, x: str = "keys", y: str = "queries") -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
     axes.set_title(title, fontsize=10.5, color=INK, pad=8)
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     axes.tick_params(colors=FAINT, labelsize=8, length=3)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     for spine in axes.spines.values():
         spine.set_color("#c6ced5")
 
@@ -291,6 +296,18 @@ def _draw_elements(map_axes: Axes, axes: Axes, view: _View) -> None:
             (k0, q0), k1 - k0, q1 - q0, fill=False, edgecolor="#b3261e", linewidth=1.8, zorder=5
         )
         map_axes.add_patch(frame)
+        if (k1 - k0) < 0.02 * view.length_k or (q1 - q0) < 0.02 * view.length_q:
+            # Too small to see: a ring around it.
+            map_axes.plot(
+                [(k0 + k1) / 2],
+                [(q0 + q1) / 2],
+                marker="o",
+                markersize=11,
+                markerfacecolor="none",
+                markeredgecolor="#b3261e",
+                markeredgewidth=1.8,
+                zorder=6,
+            )
         for spine in axes.spines.values():
             spine.set_color("#b3261e")
             spine.set_linewidth(1.5)

@@ -256,3 +256,14 @@ def test_model_of_a_b200_takes_the_replayed_cycles():
     partial, full = planned._block_cycles(backward=True)
     assert full == pytest.approx(3914)
     assert partial >= full
+
+
+def test_sorting_the_batch_helps_a_long_last_sequence():
+    lengths = (1024,) * 15 + (8192,)
+    problem = Problem(16, 2, 2, 128, 128, lengths, lengths)
+    found = {
+        e.schedule.order: e.seconds
+        for e in plan(Variant(mask=mask.causal()), problem, SM90).estimates()
+        if e.schedule.source == "one_tile"
+    }
+    assert found["batch_sorted"] < 0.95 * found["longest_first"] < found["in_order"]
