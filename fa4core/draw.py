@@ -14,8 +14,7 @@ import attrs
 import numpy as np
 import torch
 
-from fa4core.lowering.torch import evaluate
-from fa4core.plan.findings import point
+from fa4core.plan.findings import on_host, point
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import PARTIAL, TileMap, tile_map
 from fa4core.variant import Variant
@@ -63,21 +62,21 @@ class _View:
 
     def mask(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         """The mask on a grid of queries and keys: bool (len(q), len(k))."""
-        (value,) = evaluate([self.variant.graph.mask], self._variables(q, k))
+        (value,) = on_host([self.variant.graph.mask], self._variables(q, k))
         return value.expand(len(q), len(k)).numpy()
 
     def score(self, q: np.ndarray, k: np.ndarray, score: float = 0.0) -> np.ndarray:
         """The score mod applied to one score everywhere: (len(q), len(k))."""
         variables = self._variables(q, k) | {"score": torch.tensor(score)}
-        (value,) = evaluate([self.variant.graph.score], variables)
-        return value.detach().expand(len(q), len(k)).numpy()
+        (value,) = on_host([self.variant.graph.score], variables)
+        return value.expand(len(q), len(k)).numpy()
 
     def curve(self, scores: np.ndarray) -> np.ndarray:
         """The score mod as a function of the score, at the first query and key."""
         first = np.zeros(1, dtype=np.int64)
         variables = self._variables(first, first) | {"score": torch.from_numpy(scores)[:, None]}
-        (value,) = evaluate([self.variant.graph.score], variables, dtype=torch.float64)
-        return value.detach().expand(len(scores), 1)[:, 0].numpy()
+        (value,) = on_host([self.variant.graph.score], variables, torch.float64)
+        return value.expand(len(scores), 1)[:, 0].numpy()
 
     def _variables(self, q: np.ndarray, k: np.ndarray) -> dict[str, torch.Tensor]:
         index = {"q": torch.from_numpy(q)[:, None], "k": torch.from_numpy(k)[None, :]}

@@ -115,6 +115,8 @@ def test_captured_tensors_indexed_outside():
     assert (outside.where, outside.dim, outside.size) == ("score mod", 0, 90)
     assert (outside.low, outside.high) == (0, 99)
     assert explain(Variant(score=mod), problem=problem(90, 100)).out_of_range == ()
+    chain = explain(Variant(score=mod >> softcap), problem=problem(100, 100))
+    assert chain.out_of_range and not chain.order_matters  # not probed: it can't be evaluated
 
 
 def test_a_mask_that_leaves_its_table_is_explained_all_the_same():
@@ -186,6 +188,12 @@ def test_the_path_and_why():
     assert {p.backend for p in found.paths} == {"sm100", "sm90", "reference", "emulator"}
     # What explain promises is what the call does.
     assert attention(*tensors(), Variant()).shape == (1, 256, 2, 64)
+
+
+def test_costs_are_of_the_kernels_dtypes():
+    single = Problem(1, 2, 2, 64, 64, (256,), (256,), dtype=torch.float32)
+    assert any("not those of float32" in w for w in explain(Variant(), problem=single).warnings)
+    assert explain(Variant(), problem=problem(256, 256)).warnings == ()
 
 
 def test_costs_for_every_target():
