@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from fa4core.attention import attention
+from fa4core.plan.problem import Problem
 from fa4core.reference.oracle import oracle
 from fa4core.testing.case import Case, Inputs, LayoutSpec, Shape
 from fa4core.testing.dense import Outputs, magnitudes, plain
@@ -85,6 +86,7 @@ def judge(
         inputs.grad_out, inputs.grad_lse, scale=scale,
     )  # fmt: skip
     score, exp, comparisons = float(sizes["score"]), inputs.variant.exp, []
+    longest = _longest_sum(Problem.from_tensors(inputs.q, inputs.k, inputs.v, inputs.layout))
     for name, given in results.items():
         statistic = name in ("lse", "row_max")
         dtype = given.dtype if statistic else _coarser(given.dtype, inputs.q.dtype)
@@ -92,12 +94,17 @@ def judge(
         if statistic:  # absolute errors, and the rounding of the number itself
             magnitude = 1.0 + torch.where(expected[name].isfinite(), expected[name].abs(), 0.0)
         assert magnitude is not None
-        least = floor(dtype, score, None if name == "row_max" else exp)
+        least = floor(dtype, score, longest, None if name == "row_max" else exp)
         row = given.shape[-1] if name in ("out", "dq", "dk", "dv") else 1
         comparisons.append(
             compare(name, given, expected[name], yardstick[name], magnitude, least, row)
         )
     return comparisons
+
+
+def _longest_sum(problem: Problem) -> int:
+    rows = max(problem.seqlens_q, default=0) * problem.group
+    return max(rows, max(problem.seqlens_k, default=0), problem.head_dim)
 
 
 def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
