@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -16,6 +17,11 @@ from primitives.schedule import Schedule
 from primitives.score import ScoreMod, identity
 from primitives.sink import Sink
 from primitives.sparsity import BlockMap
+
+if TYPE_CHECKING:
+    from fa4core.plan.explain import Explanation
+    from fa4core.plan.problem import Problem
+    from primitives.sequence import Layout
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -99,6 +105,27 @@ class Variant:
         """What a forward kernel is compiled for, as text: the same for new closures, scalars and
         tensors of the same type."""
         return f"{self.graph.dump()}\nexp {self.exp}\nrescale {self.rescale_threshold}"
+
+    def explain(
+        self,
+        q: torch.Tensor | None = None,
+        k: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
+        *,
+        problem: Problem | None = None,
+        layout: Layout | None = None,
+        target: str | None = None,
+        backend: str = "auto",
+    ) -> Explanation:
+        """What a call will do: path, tiles, findings, roofline, modelled cost.
+
+        See `fa4core.plan.explain.explain`.
+        """
+        from fa4core.plan.explain import explain
+
+        return explain(
+            self, q, k, v, problem=problem, layout=layout, target=target, backend=backend
+        )
 
 
 def _names(kind: type | tuple[type, ...]) -> str:

@@ -17,13 +17,14 @@ from fa4core.lowering.tables import Tables
 from fa4core.plan.boxes import VARIABLES, Analysis, Groups, group_values
 from fa4core.plan.classify import Rectangles, classify
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
+from fa4core.plan.resolve import Budget
 from fa4core.plan.runs import Runs, merge, transpose
 from primitives.expr import Node
 
 __all__ = ["EMPTY", "FULL", "PARTIAL", "TileMap", "tile_map"]
 
-#: Elements that may be evaluated to decide tiles which bounds leave open: about half a second.
-EXACT_BUDGET = 1 << 24
+#: Elements that may be evaluated to decide tiles which bounds leave open: about a second.
+EXACT_BUDGET = 1 << 25
 
 _PAIRS_AT_ONCE = 1 << 22  # tile pairs of the groups that are analysed together
 
@@ -100,14 +101,20 @@ class TileMap:
         pairs = sum(self.tiles_q(b) * self.tiles_k(b) for b in range(self.batch)) * self.heads
         return {EMPTY: pairs - partial - full, PARTIAL: partial, FULL: full}
 
-    def lengths(self) -> np.ndarray:
+    def lengths(self, kind: int | None = None) -> np.ndarray:
         """Key tiles to visit, int64, one entry for each work tile in the order b, h, query tile.
 
         One-dimensional, because batch entries may differ in length. Work tiles with nothing to
         visit count 0; they still exist.
+
+        Args:
+            kind: PARTIAL or FULL, to count those only; None counts both.
         """
         r = self._runs
-        total = np.concatenate([[0], np.cumsum((r.end - r.start).astype(np.int64))])
+        size = (r.end - r.start).astype(np.int64)
+        if kind is not None:
+            size = np.where(r.kind == kind, size, 0)
+        total = np.concatenate([[0], np.cumsum(size)])
         per_row = np.diff(total[r.pointer])
         first = self._first_row
         parts = [per_row[first[g] : first[g + 1]] for g in self._group.reshape(-1)]
@@ -185,8 +192,11 @@ def tile_map(
     tiles_q, _ = every.tiles(tile_q, tile_k)
     first_row = np.concatenate([[0], np.cumsum(tiles_q)])
     found: list[Rectangles] = []
-    for chosen in _portions(every, tile_q, tile_k):
-        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k), exact_budget)
+    budget = Budget(0)
+    portions = _portions(every, tile_q, tile_k)
+    for chosen in portions:
+        budget.left += exact_budget // len(portions)  # what one leaves, the next may use
+        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k), budget)
         found.append(attrs.evolve(part, group=part.group + chosen.start))
     joined = Rectangles(
         *(np.concatenate([getattr(r, f.name) for r in found]) for f in attrs.fields(Rectangles))

@@ -29,6 +29,12 @@ class ScoreMod:
     expr: Node
     _gradient: Callable[[], Derivative] = attrs.field(alias="gradient_rule")
     name: str = "score"
+    _parts: tuple[ScoreMod, ...] = ()
+
+    @property
+    def parts(self) -> tuple[ScoreMod, ...]:
+        """The score mods that `>>` composed this one of, in order; itself if it is no chain."""
+        return self._parts or (self,)
 
     def gradient(self) -> Derivative:
         """d value / d score, and for captured tensors (capture, indices, d value / d element)."""
@@ -54,7 +60,8 @@ class ScoreMod:
                 algebra.mul(outer, first.score), (*inner, *rows), first.wrt | second.wrt
             )
 
-        return ScoreMod(expr, chained, f"{self.name} >> {other.name}")
+        name = f"{self.name} >> {other.name}"
+        return ScoreMod(expr, chained, name, self.parts + other.parts)
 
     @property
     def key(self) -> str:

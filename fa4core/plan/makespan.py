@@ -1,0 +1,232 @@
+"""How long a schedule takes: list scheduling of work tiles over the SMs, simulated.
+
+Every figure from here is modelled, not measured: a work tile costs its blocks' bound (roofline)
+divided by the pipeline's efficiency, plus a fixed part (target.py says where both come from), and
+tiles run on SMs one after another. What the model leaves out: the L2 cache (so `l2_sections`
+changes the order here, not the cost of a tile), contention, and the clock under power limits.
+Reading inputs and writing outputs once through global memory is a lower limit on the time.
+
+`plan` uses it to choose a schedule, `explain` to show the alternatives.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+import attrs
+import numpy as np
+
+from fa4core.plan.target import Cost, Rates
+from primitives.schedule import Order, Schedule, Source
+
+
+@attrs.frozen(eq=False)
+class WorkTiles:
+    """Work tiles in natural order: sequence, head, tile.
+
+    Attributes:
+        sequence: (n,) int: the sequence of each tile.
+        head: (n,) int: its head, or its KV head if query heads are packed.
+        index: (n,) int: its place among the tiles of its head.
+        blocks: (n,) int: blocks that are not empty.
+        cycles: (n,) float: what its blocks cost.
+    """
+
+    sequence: np.ndarray
+    head: np.ndarray
+    index: np.ndarray
+    blocks: np.ndarray
+    cycles: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.cycles)
+
+    def split(self, num_splits: int) -> WorkTiles:
+        """Every tile in `num_splits` tiles that share its blocks as evenly as possible."""
+        share = np.arange(num_splits)[None, :]
+        blocks = (self.blocks[:, None] + share) // num_splits
+        per_block = self.cycles / np.maximum(self.blocks, 1)
+        return WorkTiles(
+            np.repeat(self.sequence, num_splits),
+            np.repeat(self.head, num_splits),
+            np.repeat(self.index, num_splits),
+            blocks.ravel(),
+            (blocks * per_block[:, None]).ravel(),
+        )
+
+
+@attrs.frozen
+class Workload:
+    """What does not depend on the schedule.
+
+    Attributes:
+        rates: The GPU's.
+        cost: The pipeline's.
+        machines: SMs, or pairs of SMs where two CTAs share an MMA.
+        flop: Of the attended scores; full tiles count whole, partial ones half.
+        bytes_moved: Inputs read and outputs written once.
+        combine_bytes: Partial results written and read again, for each split of the keys.
+        heads_in_section: Heads whose keys and values fit the L2 cache together.
+    """
+
+    rates: Rates
+    cost: Cost
+    machines: int
+    flop: float
+    bytes_moved: float
+    combine_bytes: float = 0.0
+    heads_in_section: int = 1
+
+
+@attrs.frozen
+class Estimate:
+    """Modelled time of one schedule.
+
+    Attributes:
+        schedule: The choices.
+        tiles: Work tiles.
+        cycles: Makespan, in cycles of an SM.
+        utilisation: Mean share of the makespan during which an SM has work.
+        seconds: Time at the target's clock, at least that of moving the data once.
+        tflops: Modelled TFLOP/s.
+        memory_bound: Whether moving the data takes longer than computing.
+    """
+
+    schedule: Schedule
+    tiles: int
+    cycles: float
+    utilisation: float
+    seconds: float
+    tflops: float
+    memory_bound: bool
+
+
+def arrange(tiles: WorkTiles, schedule: Schedule, heads_in_section: int = 1) -> np.ndarray:
+    """The order in which tiles are handed out, as indices into `tiles`.
+
+    Sequences one after another; within one, sections of heads if the schedule has them; within
+    a section by the schedule's order, heads side by side (FlashAttention-4, section 3.3).
+    `batch_sorted` is longest first with the sequences sorted by their longest tile.
+    """
+    section = tiles.head // heads_in_section if schedule.l2_sections else np.zeros_like(tiles.head)
+    if schedule.order == "in_order":
+        if not schedule.l2_sections:
+            return np.arange(len(tiles))
+        return np.lexsort((tiles.head, tiles.index, section, tiles.sequence))
+    sign = 1 if schedule.order == "shortest_first" else -1
+    sequence = tiles.sequence
+    if schedule.order == "batch_sorted" and len(tiles):
+        longest = np.zeros(int(sequence.max()) + 1)
+        np.maximum.at(longest, sequence, tiles.cycles)
+        rank = np.empty(len(longest), dtype=np.int64)
+        rank[np.argsort(-longest, kind="stable")] = np.arange(len(longest))
+        sequence = rank[sequence]
+    return np.lexsort((tiles.head, sign * tiles.cycles, section, sequence))
+
+
+def loads(durations: np.ndarray, machines: int, source: Source) -> np.ndarray:
+    """When each of `machines` SMs is done with its tiles, in cycles.
+
+    A static list gives SM i the tiles i, i + machines, ...; the other sources give the next tile
+    to whichever SM is free first.
+    """
+    if source == "persistent":
+        owner = np.arange(len(durations)) % machines
+        return np.bincount(owner, weights=durations, minlength=machines)
+    if len(durations) <= machines:
+        return np.concatenate([durations, np.zeros(machines - len(durations))])
+    busy = [0.0] * machines
+    for duration in durations.tolist():
+        heapq.heapreplace(busy, busy[0] + duration)
+    return np.array(busy)
+
+
+def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estimate:
+    """The modelled time of one schedule.
+
+    Args:
+        tiles: In natural order, for the schedule's coordinates; keys not yet split.
+        schedule: The choices.
+        workload: What does not depend on them.
+    """
+    rates, cost = workload.rates, workload.cost
+    tiles = tiles.split(schedule.num_splits) if schedule.num_splits > 1 else tiles
+    order = arrange(tiles, schedule, workload.heads_in_section)
+    durations = tiles.cycles[order] + cost.tile_cycles
+    if schedule.source != "one_tile":
+        durations = durations - cost.setup_cycles
+    finished = loads(durations, workload.machines, schedule.source)
+    if schedule.source != "one_tile":
+        finished = finished + cost.setup_cycles * (finished > 0)
+    cycles = float(finished.max(initial=0.0))
+    computing = cycles / (rates.clock_ghz * 1e9)
+    moving = workload.bytes_moved / (rates.hbm_tbps * 1e12)
+    combining = 0.0
+    if schedule.num_splits > 1:
+        combining = schedule.num_splits * workload.combine_bytes / (rates.hbm_tbps * 1e12)
+    seconds = max(computing, moving) + combining
+    return Estimate(
+        schedule=schedule,
+        tiles=len(tiles),
+        cycles=cycles,
+        utilisation=float(finished.mean() / cycles) if cycles else 0.0,
+        seconds=seconds,
+        tflops=workload.flop / seconds / 1e12 if seconds else 0.0,
+        memory_bound=moving > computing,
+    )
+
+
+def candidates(
+    packed: bool, sequences: int, splits: Sequence[int] = (), sections: bool = True
+) -> list[Schedule]:
+    """Every schedule worth comparing.
+
+    Args:
+        packed: Whether several query heads share a KV head, so that they can be packed.
+        sequences: Sequences in the batch; sorting one is no choice.
+        splits: Numbers of shares of the keys to try.
+        sections: Whether heads are grouped for the L2 cache.
+    """
+    coordinates: list[tuple] = [("heads", 1)]
+    coordinates += [("packed_gqa", 1)] if packed else []
+    coordinates += [("split_kv", n) for n in splits]
+    orders = [o for o in get_args(Order) if o != "batch_sorted" or sequences > 1]
+    return [
+        Schedule(c, source, order, num_splits=n, l2_sections=sections)
+        for (c, n), source, order in itertools.product(coordinates, get_args(Source), orders)
+    ]
+
+
+def best(estimates: Iterable[Estimate]) -> Estimate:
+    """The fastest; of equals (within 0.1 %) the one that comes first.
+
+    Raises:
+        ValueError: There is none.
+    """
+    estimates = list(estimates)
+    if not estimates:
+        raise ValueError("no schedule to choose from")
+    limit = min(e.seconds for e in estimates) * 1.001
+    return next(e for e in estimates if e.seconds <= limit)
+
+
+def useful_splits(tiles: WorkTiles, machines: int) -> list[int]:
+    """Shares of the keys that can help: powers of two while SMs would be idle without them."""
+    most = int(tiles.blocks.max(initial=0))
+    if not len(tiles) or len(tiles) >= machines or most < 2:
+        return []
+    limit = min(most, 2 * math.ceil(machines / len(tiles)), 128)
+    return [2**i for i in range(1, int(math.log2(limit)) + 1)]
+
+
+def heads_in_section(l2_bytes: int, bytes_of_head: int) -> int:
+    """Heads whose keys and values fit the L2 cache together, a power of two (at least one).
+
+    Half of the cache is left to queries, outputs and what other SMs are ahead with.
+    """
+    fitting = l2_bytes // 2 // max(1, bytes_of_head)
+    return 1 << (fitting.bit_length() - 1) if fitting else 1

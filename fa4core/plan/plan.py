@@ -1,0 +1,287 @@
+"""The plan of one call: variant + problem + target -> tiles, numerics, schedule, compile key.
+
+Everything that backends must agree on is decided here, on the host, before anything is compiled.
+`explain` prints it; the cost estimates are made from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+
+import attrs
+import numpy as np
+
+from fa4core.plan import makespan, roofline
+from fa4core.plan.makespan import Estimate, WorkTiles, Workload
+from fa4core.plan.problem import Problem
+from fa4core.plan.roofline import Terms, Work, work_of
+from fa4core.plan.target import SM100, Target, TileShape, target
+from fa4core.plan.tiles import FULL, PARTIAL, TileMap, tile_map
+from fa4core.variant import Variant
+from primitives.exp import Exp
+from primitives.expr import Node, algebra, substitute
+from primitives.schedule import Schedule
+
+
+@attrs.frozen(eq=False, slots=False)
+class Plan:
+    """What one attention call does.
+
+    Attributes:
+        variant: What is computed.
+        problem: Sizes.
+        target: What for.
+        stride_classes: Of q, k and v (see `strides`), as far as the tensors are known.
+    """
+
+    variant: Variant
+    problem: Problem
+    target: Target = SM100
+    stride_classes: tuple[str, ...] = ()
+
+    # --------------------------------------------------------------------------- decisions
+
+    @cached_property
+    def forward_tile(self) -> TileShape:
+        """Tile of the forward pass; two query tiles side by side only if there are two."""
+        shape = self.target.forward_tile(self.problem.head_dim, self.problem.head_dim_v)
+        if max(self.problem.seqlens_q, default=0) <= shape.q:
+            return attrs.evolve(shape, stages=1)
+        return shape
+
+    @cached_property
+    def backward_tile(self) -> TileShape:
+        """Tile of the backward pass."""
+        return self.target.backward_tile(self.problem.head_dim, self.problem.head_dim_v)
+
+    @property
+    def exp(self) -> Exp:
+        """How exponentials are computed: the variant's choice, or the target's."""
+        if self.variant.exp is not None:
+            return self.variant.exp
+        return Exp(fraction=self.target.emulated_exp)
+
+    @property
+    def rescale_threshold(self) -> float:
+        """The variant's choice, or the target's (log2 domain)."""
+        threshold = self.variant.rescale_threshold
+        return self.target.rescale_threshold if threshold is None else float(threshold)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The variant's choice, or the fastest of those simulated; the default without a model."""
+        if self.variant.schedule is not None:
+            return self.variant.schedule
+        if self.target.rates is None:
+            return Schedule()
+        return makespan.best(self.estimates()).schedule
+
+    @cached_property
+    def tiles(self) -> TileMap:
+        """Kind of every tile of the forward pass."""
+        return self._map(self.variant.graph.mask, self.forward_tile.q, self.forward_tile.k)
+
+    @cached_property
+    def key(self) -> str:
+        """What a kernel is compiled for, as text. No tensor, length or scalar value is in it."""
+        p = self.problem
+        packing = f"packed_q={p.starts_q is not None} packed_k={p.starts_k is not None}"
+        return "\n".join(
+            (
+                self.variant.key,
+                f"{str(p.dtype).removeprefix('torch.')} d={p.head_dim} d_v={p.head_dim_v}",
+                f"{packing} page_size={p.page_size}",
+                f"group={'1' if p.group == 1 else 'many'} strides={self.stride_classes}",
+                f"{self.target.arch or self.target.name} {self.forward_tile} {self.backward_tile}",
+                f"{self.exp} rescale={self.rescale_threshold}",
+                f"schedule={self.variant.schedule or 'chosen'}",
+            )
+        )
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits of the key."""
+        return hashlib.blake2b(self.key.encode(), digest_size=8).hexdigest()
+
+    # -------------------------------------------------------------------------------- cost
+
+    def roofline(self, kind: int = FULL, *, backward: bool = False) -> Terms:
+        """Cycles of a CTA for one block of the given kind (FULL or PARTIAL)."""
+        p, shape = self.problem, self.backward_tile if backward else self.forward_tile
+        work = self._mod_work(backward)
+        if kind == PARTIAL:
+            work += work_of(self.variant.graph.mask) + Work(alu=1)  # and the select
+        if backward:
+            # The policy is the forward pass's, where exponentials bind, unless it is asked for.
+            exp = self.variant.exp or Exp()
+            return roofline.backward(
+                self.target, shape.q, shape.k, p.head_dim, p.head_dim_v,
+                ctas=shape.ctas, exp=exp, work=work,
+            )  # fmt: skip
+        return roofline.forward(
+            self.target, shape.q * shape.stages, shape.k, p.head_dim, p.head_dim_v,
+            exp=self.exp, work=work,
+        )  # fmt: skip
+
+    def estimates(self, *, backward: bool = False) -> list[Estimate]:
+        """Modelled time with every schedule that applies, in the order of `candidates`.
+
+        Raises:
+            ValueError: The target has no cost model.
+        """
+        self.target.measured  # noqa: B018 (raises)
+        return self._backward_estimates() if backward else self._forward_estimates()
+
+    def _forward_estimates(self) -> list[Estimate]:
+        workload = self._workload(backward=False)
+        tiles = {"heads": self._work_tiles(packed=False)}
+        if self.problem.group > 1:
+            tiles["packed_gqa"] = self._work_tiles(packed=True)
+        tiles["split_kv"] = tiles["heads"]
+        splits = makespan.useful_splits(tiles["heads"], workload.machines)
+        chosen = self.variant.schedule
+        schedules = makespan.candidates(self.problem.group > 1, self.problem.batch, splits)
+        if chosen is not None and chosen not in schedules and chosen.coordinates in tiles:
+            schedules.append(chosen)
+        return [makespan.simulate(tiles[s.coordinates], s, workload) for s in schedules]
+
+    def _backward_estimates(self) -> list[Estimate]:
+        workload = self._workload(backward=True)
+        shape, p = self.backward_tile, self.problem
+        across = self._map(self.variant.graph.mask, shape.q, shape.k * shape.ctas).transpose()
+        costs = self._block_cycles(backward=True)
+        tiles = _work_tiles(across, p.heads_q, costs)
+        schedules = makespan.candidates(False, p.batch)
+        return [makespan.simulate(tiles, s, workload) for s in schedules]
+
+    def _work_tiles(self, packed: bool) -> WorkTiles:
+        p, shape = self.problem, self.forward_tile
+        rows = shape.q * shape.stages
+        costs = self._block_cycles(backward=False)
+        if not packed:
+            return _work_tiles(
+                self._map(self.variant.graph.mask, rows, shape.k), p.heads_q, costs
+            )
+        mask = _of_group(self.variant.graph.mask, p.group)
+        across = self._map(mask, max(1, rows // p.group), shape.k, heads=p.heads_kv)
+        return _work_tiles(across, p.heads_kv, costs)
+
+    def _block_cycles(self, backward: bool) -> tuple[float, float]:
+        """Cycles of a partial and of a full block, at the pipeline's efficiency."""
+        efficiency = self._cost(backward).efficiency
+        partial, full = (self.roofline(k, backward=backward).cycles for k in (PARTIAL, FULL))
+        return partial / efficiency, full / efficiency
+
+    def _cost(self, backward: bool) -> makespan.Cost:
+        if backward:
+            return self.target.backward_cost[self.backward_tile.ctas]
+        assert self.target.forward_cost is not None
+        return self.target.forward_cost
+
+    def _mod_work(self, backward: bool) -> Work:
+        score = self.variant.graph.score
+        if not backward:
+            return work_of(score)
+        rule, _ = self.variant.gradient
+        return work_of(score, rule.score, *(d for _, _, d in rule.captured))
+
+    def _workload(self, backward: bool) -> Workload:
+        p, rates = self.problem, self.target.measured
+        size = p.dtype.itemsize
+        per_score = 2 * (p.head_dim + p.head_dim_v)
+        queries = sum(p.seqlens_q) * p.heads_q
+        keys = self._keys_read * size * (p.head_dim + p.head_dim_v)
+        moved = queries * (p.head_dim + p.head_dim_v) * size + keys
+        passes = 3 if backward else 1  # read again, with gradients read or written beside them
+        ctas = self.backward_tile.ctas if backward else 1
+        longest = max(p.seqlens_k, default=0)
+        return Workload(
+            rates=rates,
+            cost=self._cost(backward),
+            machines=rates.sms // ctas,
+            flop=self.attended * per_score * (2.5 if backward else 1),
+            bytes_moved=moved * passes,
+            combine_bytes=2 * queries * (p.head_dim_v + 1) * 4,
+            heads_in_section=makespan.heads_in_section(
+                rates.l2_bytes, longest * (p.head_dim + p.head_dim_v) * size
+            ),
+        )
+
+    @cached_property
+    def attended(self) -> float:
+        """Scores of the attended pairs; those of partial tiles count half."""
+        tiles, p = self.tiles, self.problem
+        full, partial = (tiles.lengths(k) * tiles.tile_k for k in (FULL, PARTIAL))
+        lengths_q = np.repeat(p.seqlens_q, [tiles.tiles_q(b) * p.heads_q for b in range(p.batch)])
+        lengths_k = np.repeat(p.seqlens_k, [tiles.tiles_q(b) * p.heads_q for b in range(p.batch)])
+        index = _indices(tiles, p.heads_q)[2]
+        rows = np.minimum(tiles.tile_q, lengths_q - index * tiles.tile_q)
+        return float((rows * np.minimum(full + partial / 2, lengths_k)).sum())
+
+    @cached_property
+    def _keys_read(self) -> int:
+        """Keys, over all KV heads, that any query of their group attends to."""
+        p = self.problem
+        mask = _of_group(self.variant.graph.mask, p.group)
+        shape = self.forward_tile
+        across = self._map(mask, shape.q, shape.k, heads=p.heads_kv).transpose()
+        lengths = np.repeat(p.seqlens_k, [across.tiles_q(b) * p.heads_kv for b in range(p.batch)])
+        index = _indices(across, p.heads_kv)[2]
+        keys = np.minimum(across.tile_q, lengths - index * across.tile_q)
+        return int(keys[across.lengths() > 0].sum())
+
+    def _map(self, mask: Node, tile_q: int, tile_k: int, heads: int | None = None) -> TileMap:
+        p = self.problem
+        return tile_map(
+            mask,
+            batch=p.batch,
+            heads=p.heads_q if heads is None else heads,
+            seqlens_q=p.seqlens_q,
+            seqlens_k=p.seqlens_k,
+            tile_q=tile_q,
+            tile_k=tile_k,
+        )
+
+
+def plan(
+    variant: Variant,
+    problem: Problem,
+    on: str | Target = SM100,
+    stride_classes: Sequence[str] = (),
+) -> Plan:
+    """The plan of a call.
+
+    Args:
+        variant: What is computed.
+        problem: Sizes.
+        on: The target, or its name.
+        stride_classes: Of q, k and v, where the tensors are known.
+    """
+    return Plan(variant, problem, target(on), tuple(stride_classes))
+
+
+def _of_group(mask: Node, group: int) -> Node:
+    """The mask of a KV head: whether any query head of its group attends."""
+    if group == 1 or "h" not in mask.free:
+        return mask
+    head = algebra.var("h")
+    heads = [algebra.add(algebra.mul(head, group), i) for i in range(group)]
+    return algebra.logical_or(*(substitute([mask], {head: h})[0] for h in heads))
+
+
+def _indices(tiles: TileMap, heads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sequence, head and index of every work tile in the order of `TileMap.lengths`."""
+    rows = [tiles.tiles_q(b) for b in range(tiles.batch)]
+    sequence = np.repeat(np.arange(tiles.batch), [n * heads for n in rows])
+    head = [np.repeat(np.arange(heads), n) for n in rows]
+    index = [np.tile(np.arange(n), heads) for n in rows]
+    empty = [np.zeros(0, dtype=np.int64)]
+    return sequence, np.concatenate(empty + head), np.concatenate(empty + index)
+
+
+def _work_tiles(tiles: TileMap, heads: int, cycles: tuple[float, float]) -> WorkTiles:
+    partial, full = tiles.lengths(PARTIAL), tiles.lengths(FULL)
+    cost = partial * cycles[0] + full * cycles[1]
+    return WorkTiles(*_indices(tiles, heads), partial + full, cost)

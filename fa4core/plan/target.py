@@ -1,0 +1,278 @@
+"""Targets: the numbers of the hardware that plans, rooflines and cost estimates are made from.
+
+The one home of hardware numbers. It imports nothing: neither torch nor CUTLASS. `plan`,
+`roofline`, `makespan` and `explain` use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+
+@attrs.frozen
+class Rates:
+    """What one GPU does in a clock or a second; the numbers of a roofline.
+
+    Attributes:
+        sms: Streaming multiprocessors.
+        clock_ghz: Clock under load, GHz.
+        mma: bf16 tensor-core FLOP per SM and clock, dense.
+        mufu: Operations of the multi-function unit (exp2, tanh, ...) per SM and clock.
+        fma: FP32 multiply-adds per SM and clock.
+        alu: Integer, comparison, minimum and conversion operations per SM and clock.
+        smem_bytes: Bytes per SM and clock read from shared memory (loads through L1 share them).
+        l2_bytes: Size of the L2 cache, bytes.
+        hbm_tbps: Bandwidth of global memory, TB/s.
+        peak_tflops: bf16 dense, as the vendor states it, TFLOP/s.
+        mma_rows: Rows of one MMA instruction: how often the B operand is read again.
+        mma_columns: Columns of one MMA instruction: how often an A operand in SMEM is.
+    """
+
+    sms: int
+    clock_ghz: float
+    mma: int
+    mufu: int
+    fma: int
+    alu: int
+    smem_bytes: int
+    l2_bytes: int
+    hbm_tbps: float
+    peak_tflops: float
+    mma_rows: int
+    mma_columns: int
+
+
+@attrs.frozen
+class Cost:
+    """How far a pipeline stays behind its roofline; see each target for where it comes from.
+
+    Attributes:
+        efficiency: Cycles of the bound per cycle taken, in the steady state.
+        tile_cycles: Cycles of a work tile besides its blocks (prologue and epilogue).
+        setup_cycles: Part of `tile_cycles` that a persistent CTA pays once, not for every tile.
+    """
+
+    efficiency: float
+    tile_cycles: float
+    setup_cycles: float
+
+
+@attrs.frozen
+class TileShape:
+    """Sizes of the tiles of a pass.
+
+    Attributes:
+        q: Queries in a tile.
+        k: Keys in a tile.
+        stages: Query tiles that one CTA of the forward pass works on side by side.
+        ctas: CTAs that share an MMA, each with a key tile of its own in the backward pass.
+    """
+
+    q: int
+    k: int
+    stages: int = 1
+    ctas: int = 1
+
+    def __str__(self) -> str:
+        stages = f"{self.stages} x " if self.stages > 1 else ""
+        return f"{stages}{self.q} x {self.k}{', 2-CTA' if self.ctas > 1 else ''}"
+
+
+@attrs.frozen
+class Target:
+    """What kernels are planned for.
+
+    Attributes:
+        name: `"sm100"`, `"sm103"`, `"sm90"` or `"cpu"`.
+        arch: The compiler's name of it; empty for the CPU.
+        title: A name for people.
+        smem_per_cta: Shared memory that one CTA can have, bytes.
+        emulated_exp: Share of the forward exponentials on FMA units unless the variant says.
+        rescale_threshold: Default of the variant's, in the log2 domain.
+        rates: None where there is no roofline (the CPU).
+        forward_cost: Of the forward pass.
+        backward_cost: Of the backward pass, by CTAs that share an MMA (1 or 2).
+        forward_tile: `(head_dim, head_dim_v) -> TileShape`.
+        backward_tile: Likewise.
+    """
+
+    name: str
+    arch: str
+    title: str
+    smem_per_cta: int
+    emulated_exp: float
+    rescale_threshold: float
+    rates: Rates | None
+    forward_cost: Cost | None
+    backward_cost: dict[int, Cost] = attrs.field(factory=dict, hash=False)
+    forward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
+    backward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
+
+    @property
+    def measured(self) -> Rates:
+        """The rates, for callers that need a roofline.
+
+        Raises:
+            ValueError: The target has none.
+        """
+        if self.rates is None:
+            raise ValueError(
+                f"target {self.name!r} has no roofline; choose one of sm100, sm103 and sm90"
+            )
+        return self.rates
+
+
+def _sm100_forward(head_dim: int, head_dim_v: int) -> TileShape:
+    # Two query tiles need 2 (128 + d_v) of the 512 TMEM columns, for scores and accumulators.
+    return TileShape(128, 128, 2 if 2 * (128 + head_dim_v) <= 512 else 1)
+
+
+def _sm100_backward(head_dim: int, head_dim_v: int) -> TileShape:
+    # Sharing an MMA pays where shared memory binds by much: from head dim 128 on.
+    return TileShape(128, 128, ctas=2 if head_dim >= 128 else 1)
+
+
+def _sm90_forward(head_dim: int, head_dim_v: int) -> TileShape:
+    # FlashAttention-3's tiles: the accumulators of a tile fill the registers of its warpgroups.
+    for limit, shape in (
+        (64, TileShape(192, 128)),
+        (96, TileShape(192, 128)),
+        (128, TileShape(128, 128)),
+        (192, TileShape(128, 112)),
+    ):
+        if max(head_dim, head_dim_v) <= limit:
+            return shape
+    return TileShape(128, 80)
+
+
+def _sm90_backward(head_dim: int, head_dim_v: int) -> TileShape:
+    for limit, shape in (
+        (64, TileShape(128, 128)),
+        (128, TileShape(64, 128)),
+        (192, TileShape(64, 96)),
+    ):
+        if max(head_dim, head_dim_v) <= limit:
+            return shape
+    return TileShape(64, 48)
+
+
+def _cpu_tile(head_dim: int, head_dim_v: int) -> TileShape:
+    return TileShape(128, 128)
+
+
+# Rates per SM and clock: FlashAttention-4, section 3 (arXiv 2603.05451). Peak, SMs, clock and
+# memory: the vendor's data sheets (HGX B200, HGX B300, H200). ALU: the throughput table of the
+# CUDA programming guide (64 comparisons, minima or conversions per SM and clock).
+_B200 = Rates(
+    sms=148,
+    clock_ghz=1.85,
+    mma=8192,
+    mufu=16,
+    fma=128,
+    alu=64,
+    smem_bytes=128,
+    l2_bytes=126 << 20,
+    hbm_tbps=7.7,
+    peak_tflops=2250,
+    mma_rows=128,
+    mma_columns=128,
+)
+_B300 = attrs.evolve(_B200, mufu=32, hbm_tbps=8.0)
+_H200 = Rates(
+    sms=132,
+    clock_ghz=1.83,
+    mma=4096,
+    mufu=16,
+    fma=128,
+    alu=64,
+    smem_bytes=128,
+    l2_bytes=50 << 20,
+    hbm_tbps=4.8,
+    peak_tflops=989,
+    mma_rows=64,  # a warpgroup's wgmma has 64 rows, so B is read again for every 64
+    mma_columns=256,
+)
+
+# Blackwell: a cycle-level replay of FlashAttention-4's compiled code (d = 128, causal; within 3 %
+# of published figures) takes 2,924 cycles for a key block of two query tiles, whose bound is
+# 2,048, and 7,438 cycles for a work tile besides its blocks; backward 4,367 against 3,328 (1 CTA)
+# and 3,914 against 2,688 (2 CTAs). Not known, and assumed: that a backward work tile costs as much
+# besides its blocks, and that a persistent CTA saves a fifth of it.
+_BLACKWELL_FORWARD = Cost(efficiency=2048 / 2924, tile_cycles=7438, setup_cycles=1500)
+_BLACKWELL_BACKWARD = {
+    1: Cost(efficiency=3328 / 4367, tile_cycles=7438, setup_cycles=1500),
+    2: Cost(efficiency=2688 / 3914, tile_cycles=7438, setup_cycles=1500),
+}
+
+# Hopper: efficiency and cycles of a work tile are fitted to FlashAttention-4 measured on one H200
+# (d = 128; causal, full, window 1,024; 1k to 32k): the model is then within 4 % of all 14 forward
+# figures and within 14 % of the backward ones. The persistent share is assumed as above.
+
+SM100 = Target(
+    name="sm100",
+    arch="sm_100a",
+    title="NVIDIA B200",
+    smem_per_cta=232_448,
+    emulated_exp=0.125,
+    rescale_threshold=8.0,  # log2(256): FlashAttention-4, section 3.1
+    rates=_B200,
+    forward_cost=_BLACKWELL_FORWARD,
+    backward_cost=_BLACKWELL_BACKWARD,
+    forward_tile=_sm100_forward,
+    backward_tile=_sm100_backward,
+)
+SM103 = attrs.evolve(
+    SM100,
+    name="sm103",
+    arch="sm_103a",
+    title="NVIDIA B300",
+    emulated_exp=0.0,  # twice the exp2 rate: the MUFU unit no longer binds
+    rates=_B300,
+)
+SM90 = Target(
+    name="sm90",
+    arch="sm_90a",
+    title="NVIDIA H200",
+    smem_per_cta=232_448,
+    emulated_exp=0.0,
+    rescale_threshold=8.0,
+    rates=_H200,
+    forward_cost=Cost(efficiency=0.70, tile_cycles=6500, setup_cycles=1500),
+    backward_cost={1: Cost(efficiency=0.60, tile_cycles=11_500, setup_cycles=1500)},
+    forward_tile=_sm90_forward,
+    backward_tile=_sm90_backward,
+)
+CPU = Target(
+    name="cpu",
+    arch="",
+    title="the reference on a CPU",
+    smem_per_cta=0,
+    emulated_exp=0.0,
+    rescale_threshold=8.0,
+    rates=None,
+    forward_cost=None,
+    forward_tile=_cpu_tile,
+    backward_tile=_cpu_tile,
+)
+
+TARGETS: dict[str, Target] = {t.name: t for t in (SM100, SM103, SM90, CPU)}
+
+
+def target(name: str | Target) -> Target:
+    """The target of a name.
+
+    Raises:
+        ValueError: There is no such target.
+    """
+    if isinstance(name, Target):
+        return name
+    if name not in TARGETS:
+        raise ValueError(f"target {name!r}; accepted are {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def of_capability(major: int, minor: int) -> Target | None:
+    """The target of a CUDA device's compute capability, or None."""
+    return {(9, 0): SM90, (10, 0): SM100, (10, 3): SM103}.get((major, minor))
