@@ -61,10 +61,10 @@ class Traced(torch.Tensor):
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         raise DefinitionError("a tensor of a traced function was used after the function returned")
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -186,7 +186,7 @@ class _Functions(TorchFunctionMode):
         return tensor if isinstance(tensor, Traced) else self.session.stand_in(tensor)
 
 
-#: What reads a captured tensor's own shape, dtype and so on, and differentiation.
+#: What reads a captured tensor's own shape, dtype and so on.
 _AS_IT_IS = {
     getattr(torch.Tensor, name).__get__
     for name in ("shape", "dtype", "ndim", "requires_grad", "layout", "is_leaf")
@@ -195,7 +195,6 @@ _AS_IT_IS = {
     torch.Tensor.size,
     torch.Tensor.numel,
     torch.Tensor.__len__,
-    torch.autograd.grad,
 }
 
 
@@ -232,7 +231,8 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         try:
-            return self._operate(func, args, kwargs or {})
+            with torch._C.DisableTorchFunction():
+                return self._operate(func, args, kwargs or {})
         except TypeError as error:
             raise Refusal(f"{type(error).__name__}: {error}") from error
 
@@ -259,8 +259,14 @@ class _Operators(TorchDispatchMode):
         out_of_place = getattr(packet, func._overloadname, None)
         if out_of_place is None or out_of_place is func:
             raise Refusal(_unsupported(func, name))
-        with self:
+        with self._again():
             return out_of_place(*args, **kwargs)
+
+    @contextmanager
+    def _again(self) -> Iterator[None]:
+        """Both modes, inside an operator, for what it is made of."""
+        with self, torch._C._EnableTorchFunction(), _Functions(self.session):
+            yield
 
     def _value(self, tensor: torch.Tensor) -> Value:
         if not isinstance(tensor, Traced):  # past the function mode: inside a custom function
@@ -282,7 +288,7 @@ class _Operators(TorchDispatchMode):
         if decomposition is None or _varies(func, name):
             raise Refusal(_unsupported(func, name))
         try:
-            with self:
+            with self._again():
                 return decomposition(*args, **kwargs)
         except Refusal as refusal:
             if "operator prims." not in str(refusal):
@@ -346,14 +352,14 @@ def _result_of(func: Any, name: str, args: tuple, kwargs: dict) -> Result | tupl
         shapes = [None if i is None else tuple(i.shape) for i in args[1]]
         return Result(arrays.indexed_shape(tuple(args[0].shape), shapes), args[0].dtype)
     if torch.Tag.pointwise in func.tags or name in _POINTWISE:
-        shapes = []
+        operands: list[tuple[int, ...]] = []
 
         def example(tensor: torch.Tensor) -> torch.Tensor:
-            shapes.append(tuple(tensor.shape))
+            operands.append(tuple(tensor.shape))
             return _example(tensor.dim(), tensor.dtype)
 
         result = func(*_map(example, args), **_map(example, kwargs))
-        return Result(_broadcast(shapes), result.dtype)
+        return Result(_broadcast(operands), result.dtype)
     if name in REDUCTIONS:
         return _reduced(func, args, kwargs)
     return _result_on_meta(func, args, kwargs)

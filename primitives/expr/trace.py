@@ -74,7 +74,7 @@ def _run(
     score = inputs.get("score")
     try:
         with session.running():
-            given = [x.clone() if x is score else x for x in map(inputs.get, variables)]
+            given = [inputs[n].clone() if n == "score" else inputs[n] for n in variables]
             out = function(*given, **{n: inputs[n] for n in asked})
         if isinstance(out, torch.Tensor) and not isinstance(out, Traced):
             out = session.stand_in(out)
@@ -98,17 +98,21 @@ def _derivative(out: torch.Tensor, score: Traced | None, session: Session) -> De
         return Derivative(A.const(0.0), wrt=wrt)
     # A tensor itself is an input too: a custom autograd function may have been given it directly.
     tensors = [x for pair in captured for x in pair]
+    inputs = (*tensors, *(() if score is None else (score,)))
+    one = Traced(arrays.scalar(A.const(1.0)), out.dtype)
     with session.running():
-        inputs = [*tensors, *([] if score is None else [score])]
-        gradients = torch.autograd.grad(out, inputs, allow_unused=True)
+        # torch.autograd.grad would be a call for the function mode, and run the rest outside of it.
+        engine = torch.autograd.Variable._execution_engine
+        gradients = engine.run_backward((out,), (one,), False, False, inputs, True, False)
     rows = []
     for i, gradient in enumerate(gradients[: len(tensors)]):
         if isinstance(gradient, Traced):
             capture = Capture(captured[i // 2][0])
             entries = arrays.scatter(gradient.value).entries
             rows += [(capture, indices, d) for indices, d in entries if not _is_zero(d)]
-    by_score = None if score is None else gradients[-1]
-    node = A.const(0.0) if by_score is None else arrays.materialise(by_score.value).scalar
+    node = A.const(0.0)
+    if score is not None and isinstance(gradients[-1], Traced):
+        node = arrays.materialise(gradients[-1].value).scalar
     return Derivative(node, tuple(rows), wrt)
 
 
