@@ -94,8 +94,9 @@ def judge(
         if statistic:  # absolute errors, and the rounding of the number itself
             magnitude = 1.0 + torch.where(expected[name].isfinite(), expected[name].abs(), 0.0)
         assert magnitude is not None
-        least = floor(dtype, score, longest, None if name == "row_max" else exp)
-        row = given.shape[-1] if name in ("out", "dq", "dk", "dv") else 1
+        captured = name not in ("out", "lse", "row_max", "dq", "dk", "dv")
+        least = floor(dtype, score, longest, None if name == "row_max" else exp, captured=captured)
+        row = 1 if captured or statistic else given.shape[-1]
         comparisons.append(
             compare(name, given, expected[name], yardstick[name], magnitude, least, row)
         )
@@ -219,9 +220,9 @@ def assert_variant_correct(
     cases = 0
     for i, shape in enumerate(shapes):
         chosen = variant if isinstance(variant, Variant) else variant(shape)
-        for j, layout in enumerate(layouts):
-            if layout.kind == "fixed" and not shape.is_uniform:
-                layout = attrs.evolve(layout, kind="seqused")
+        for j, given in enumerate(layouts):
+            ragged = given.kind == "fixed" and not shape.is_uniform
+            layout = attrs.evolve(given, kind="seqused") if ragged else given
             dtype = dtypes[(i + j) % len(dtypes)]
             case = Case("...", shape, layout, dtype=dtype, seed=seed)
             failures += _failures(case, chosen, backend, backward, scale)

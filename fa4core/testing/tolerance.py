@@ -18,10 +18,13 @@ not. In units of `eps` of the result's dtype:
 
 * half types: 1, half for rounding the probabilities (or the gradients of scores) before they are
   operands, half for rounding the result. Plain rounds normalised probabilities and kernels those
-  before normalisation, so one may be exact where the other is not.
-* float32: 4 + s + sqrt(n), where n is the longest sum (roundings of a sum's terms add up like a random
-  walk; plain torch may sum in an order that has none) and s is the largest scale * sum(|q| |k|) + |modified score|: a score is
-  wrong by about eps * s whatever the order of its sum, and its exponential relatively by as much.
+  before normalisation, so one may be exact where the other is not. For gradients of captured
+  tensors 1/4: they are sums in float32 that only the rounding of the output (in rowsum(O * dO))
+  makes wrong, by half a unit that averages out over the values' head dim.
+* float32: 4 + s + sqrt(n). n is the longest sum: roundings of its terms add up like a random walk,
+  and plain torch may sum in an order that has none. s is the largest
+  scale * sum(|q| |k|) + |modified score|: a score is wrong by about eps * s whatever the order of
+  its sum, and its exponential relatively by as much.
 * float64: the same, and nothing averages out: the oracle itself is as wrong as that.
 
 Exponentials by polynomial add twice the polynomial's relative error (numerator and denominator) to
@@ -43,8 +46,8 @@ Tensor = torch.Tensor
 #: Decision of the numerics contract: twice the error of plain torch.
 FACTOR = 2.0
 
-#: Largest relative error on [0, 1] of the minimax polynomial for 2^x with constant term 1, by degree
-#: (found by Lawson's iteration: 3.83e-2, 2.06e-3, 8.56e-5, 2.90e-6, 8.3e-8, 2.1e-9), with 5 % for
+#: Largest relative error on [0, 1] of the minimax polynomial for 2^x with constant term 1 (found by
+#: Lawson's iteration: 3.83e-2, 2.06e-3, 8.56e-5, 2.90e-6, 8.3e-8, 2.1e-9), by degree, with 5 % for
 #: rounded coefficients and 2^-23 for float32 arithmetic. Degree 0 is the constant 1.
 POLYNOMIAL_ERROR = (0.5, 4.02e-2, 2.17e-3, 9.0e-5, 3.2e-6, 2.1e-7, 1.22e-7)
 
@@ -63,7 +66,12 @@ class Floor:
 
 
 def floor(
-    dtype: torch.dtype, score: float = 0.0, longest_sum: int = 1, exp: Exp | None = None
+    dtype: torch.dtype,
+    score: float = 0.0,
+    longest_sum: int = 1,
+    exp: Exp | None = None,
+    *,
+    captured: bool = False,
 ) -> Floor:
     """What may always be wrong, relative to an element's magnitude; see the module.
 
@@ -72,10 +80,12 @@ def floor(
         score: The largest `scale * sum(|q| |k|) + |modified score|` of an attended pair.
         longest_sum: Terms in the longest sum: keys, queries times the group, or the head dim.
         exp: The variant's exp policy.
+        captured: The result is the gradient of a captured tensor.
     """
     eps, single = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     sums = score + longest_sum**0.5
-    base = eps * (4.0 + sums) if eps <= single else eps + single * sums
+    half = eps * (0.25 if captured else 1.0) + single * sums
+    base = eps * (4.0 + sums) if eps <= single else half
     polynomial = exp is not None and exp.fraction > 0
     return Floor(base, 2.0 * POLYNOMIAL_ERROR[exp.degree] if exp and polynomial else 0.0)
 

@@ -27,9 +27,7 @@ LAYOUTS = ["seqused", "varlen", "varlen_seqused", "paged", "paged_varlen"]
 def tensors(seqlen_q=70, seqlen_k=70, heads_q=2, heads_kv=2, d=16, batch=1, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(seqlen_q, heads_q), (seqlen_k, heads_kv), (seqlen_k, heads_kv)]
-    return [
-        torch.randn(batch, n, h, d, generator=generator).requires_grad_() for n, h in shapes
-    ]
+    return [torch.randn(batch, n, h, d, generator=generator).requires_grad_() for n, h in shapes]
 
 
 def gradients(out, *leaves):
@@ -257,9 +255,7 @@ def test_gradients_of_captured_tensors(name, dtype):
 
 
 def test_one_table_in_mod_and_sink_collects_both_gradients():
-    text = (
-        "(lambda t: Variant(score=score.head_scale(t), sink=sink.learned(t)))(normal(0, 4))"
-    )
+    text = "(lambda t: Variant(score=score.head_scale(t), sink=sink.learned(t)))(normal(0, 4))"
     assert_case_correct(Case(text, RAGGED, LayoutSpec("varlen")))
 
 
@@ -334,9 +330,7 @@ def test_strides_do_not_matter(strides, kind):
     odd = Case(RICH, shape, LayoutSpec(kind), strides=strides).inputs()
     plain = Case(RICH, shape, LayoutSpec(kind), strides=strides).inputs()
     for name in ("q", "k", "v"):
-        object.__setattr__(
-            plain, name, getattr(plain, name).detach().contiguous().requires_grad_()
-        )
+        object.__setattr__(plain, name, getattr(plain, name).detach().contiguous().requires_grad_())
     assert any(not getattr(odd, n).is_contiguous() for n in ("q", "k", "v"))
     expected, given = run(by_backend(), plain), run(by_backend(), odd)
     for name, value in expected.items():
@@ -430,7 +424,9 @@ def test_gqa_backward_is_bitwise_repeatable():
 @pytest.mark.parametrize("kind", ["varlen", "seqused", "paged"])
 def test_layouts_of_one_batch_agree(kind):
     """Local indices and sequence numbers are the same, packed or not."""
-    text = RICH.replace("mask.causal()", "mask.causal() & mask.document(integers(0, 3, 130, high=2))")
+    text = RICH.replace(
+        "mask.causal()", "mask.causal() & mask.document(integers(0, 3, 130, high=2))"
+    )
     results = {}
     for k in ("varlen_seqused", kind):
         inputs = Case(text, RAGGED, LayoutSpec(k, slack=3)).inputs()
