@@ -32,11 +32,10 @@ class Pyramid:
         lo = hi = array
         while max(lo.shape[lo.ndim - ranged :], default=1) > 1:
             for axis in range(lo.ndim - ranged, lo.ndim):
-                starts = np.arange(0, lo.shape[axis], 1 << step)
-                same = lo is hi
-                reduced = np.minimum.reduceat(lo, starts, axis=axis)
-                hi = np.maximum.reduceat(lo if same else hi, starts, axis=axis)
-                lo = reduced
+                lo, hi = (
+                    _reduced(lo, axis, 1 << step, np.minimum),
+                    _reduced(hi, axis, 1 << step, np.maximum),
+                )
             self.levels[level] = (lo, hi)
             level, step = level + 1, 1
 
@@ -51,14 +50,14 @@ class Pyramid:
         shape = np.broadcast_shapes(length.shape, *(np.shape(f) for f in fixed))
         known = sorted(self.levels)
         choice = np.searchsorted(known, np.minimum(wanted, known[-1]))
-        present = np.unique(choice)
-        if len(present) == 1:
-            return self._query_level(known[present[0]], fixed, first, last)
+        least, greatest = int(choice.min(initial=0)), int(choice.max(initial=0))
+        if choice.size and int(choice.min()) == greatest:
+            return self._query_level(known[greatest], fixed, first, last)
         arrays = [np.broadcast_to(x, shape) for x in (*fixed, *first, *last)]
         choice = np.broadcast_to(choice, shape)
         dtype = self.levels[0][0].dtype
         lo, hi = np.empty(shape, dtype), np.empty(shape, dtype)
-        for c in present:
+        for c in range(least, greatest + 1):
             here = choice == c
             picked = [x[here] for x in arrays]
             ends = len(fixed), len(fixed) + self.ranged
@@ -123,8 +122,11 @@ class Tables:
         outside: Any = False
         wrapped = []
         for index, size in zip(indices, array.shape, strict=True):
-            outside = outside | (index.lo < -size) | (index.hi >= size)
-            wrapped.append(_wrap(index, size))
+            if np.size(index.lo) and (np.min(index.lo) < 0 or np.max(index.hi) >= size):
+                outside = outside | (index.lo < -size) | (index.hi >= size)
+                wrapped.append(_wrap(index, size))
+            else:
+                wrapped.append(index)
         ranged = tuple(d for d, i in enumerate(wrapped) if not i.exact)
         lo, hi = self._pyramid(capture, array, ranged).query(
             [i.lo for i in wrapped if i.exact],
@@ -150,6 +152,20 @@ class Tables:
             fixed = [d for d in range(array.ndim) if d not in ranged]
             self._pyramids[key] = Pyramid(array.transpose(*fixed, *ranged), len(ranged))
         return self._pyramids[key]
+
+
+def _reduced(array: np.ndarray, axis: int, width: int, operation: np.ufunc) -> np.ndarray:
+    """Reduce runs of `width` along an axis, by slices: faster than reduceat for short runs."""
+
+    def every(start: int) -> np.ndarray:
+        return array[(slice(None),) * axis + (slice(start, None, width),)]
+
+    result = every(0).copy()
+    for start in range(1, min(width, array.shape[axis])):
+        part = every(start)
+        into = result[(slice(None),) * axis + (slice(part.shape[axis]),)]
+        operation(into, part, out=into)
+    return result
 
 
 def _wrap(index: Range, size: int) -> Range:

@@ -24,15 +24,15 @@ FACTOR = 4
 TILE = 2  # the level of tiles
 PARTS = FACTOR**TILE
 
-_CHUNK = 1 << 16  # indices evaluated at once: arrays that fit a core's cache
+_CHUNK = 1 << 15  # indices evaluated at once: arrays that fit a core's cache
 
 
 def block_start(index: np.ndarray, level: int, tile: int) -> np.ndarray:
     """The first index of a block; parts of a tile differ by at most one in size."""
     if level >= TILE:
         return index * (tile * FACTOR ** (level - TILE))
-    parts = FACTOR ** (TILE - level)
-    return index // parts * tile + index % parts * tile // parts
+    shift = 2 * (TILE - level)  # FACTOR^(TILE - level) parts are 2^shift
+    return (index >> shift) * tile + ((index & ((1 << shift) - 1)) * tile >> shift)
 
 
 @attrs.define(eq=False)

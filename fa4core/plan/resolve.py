@@ -14,14 +14,27 @@ from fa4core.plan.axis import FACTOR, TILE, block_start
 from fa4core.plan.boxes import Analysis, Boxes, joined
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 
-_CHUNK = 1 << 18  # elements evaluated at once
+_CHUNK = 1 << 16  # elements evaluated at once
 _PROBES = (4, 16)  # elements per axis, in the first and the second attempt
+
+
+class Budget:
+    """How many elements may still be evaluated."""
+
+    def __init__(self, elements: int) -> None:
+        self.left = elements
+
+    def afford(self, count: int, each: int) -> int:
+        """How many of `count` evaluations of `each` elements are allowed; they are paid for."""
+        allowed = min(count, self.left // each)
+        self.left -= allowed * each
+        return allowed
 
 
 class _State:
     """What is known of each tile: whether a true and a false element were seen."""
 
-    def __init__(self, count: int, budget: int) -> None:
+    def __init__(self, count: int, budget: Budget) -> None:
         self.true = np.zeros(count, bool)
         self.false = np.zeros(count, bool)
         self.budget = budget
@@ -30,15 +43,9 @@ class _State:
     def open(self) -> np.ndarray:
         return ~(self.true & self.false)
 
-    def afford(self, count: int, each: int) -> int:
-        """How many of `count` evaluations of `each` elements the budget still allows."""
-        allowed = min(count, self.budget // each)
-        self.budget -= allowed * each
-        return allowed
 
-
-def resolve(analysis: Analysis, tiles: Boxes, budget: int) -> np.ndarray:
-    """The kind of every tile; PARTIAL where `budget` (elements) does not suffice to decide."""
+def resolve(analysis: Analysis, tiles: Boxes, budget: Budget) -> np.ndarray:
+    """The kind of every tile; PARTIAL where the budget does not suffice to decide."""
     state = _State(len(tiles), budget)
     kind = np.full(len(tiles), PARTIAL)
     if len(tiles) == 0:
@@ -46,7 +53,8 @@ def resolve(analysis: Analysis, tiles: Boxes, budget: int) -> np.ndarray:
     owner = np.arange(len(tiles))
     _probe(analysis, state, tiles, owner, _PROBES[0])
     parts, part_owner, dropped = _split(analysis, state, tiles, owner)
-    _probe(analysis, state, tiles, np.unique(part_owner), _PROBES[1])
+    still_open = np.flatnonzero(np.bincount(part_owner, minlength=len(tiles)))
+    _probe(analysis, state, tiles, still_open, _PROBES[1])
     keep = state.open[part_owner]
     parts, part_owner, more = _split(analysis, state, parts.select(keep), part_owner[keep])
     dropped |= more
@@ -70,7 +78,7 @@ def _ends(analysis: Analysis, boxes: Boxes, axis: str) -> tuple[np.ndarray, np.n
 
 def _probe(analysis: Analysis, state: _State, tiles: Boxes, which: np.ndarray, probes: int) -> None:
     """Evaluate `probes` x `probes` elements, corners included, of the tiles `which`."""
-    which = which[: state.afford(len(which), probes * probes)]
+    which = which[: state.budget.afford(len(which), probes * probes)]
     # uneven distances, so that a regular pattern of the mask cannot hide between them
     place = np.linspace(0, 1, probes) ** 1.17
     for start in range(0, len(which), max(1, _CHUNK // probes**2)):
@@ -91,7 +99,7 @@ def _split(
     """Split open boxes; returns the parts still open, their tiles, and the tiles given up on."""
     dropped = np.zeros(len(state.true), bool)
     keep = np.flatnonzero(state.open[owner])
-    allowed = state.afford(len(keep), FACTOR * FACTOR)
+    allowed = state.budget.afford(len(keep), FACTOR * FACTOR)
     dropped[owner[keep[allowed:]]] = True
     boxes, owner = boxes.select(keep[:allowed]), owner[keep[:allowed]]
     kept_boxes: list[Boxes] = [Boxes(boxes.level - 1, *[np.zeros(0, np.int64)] * 3)]
@@ -124,7 +132,7 @@ def _elements(analysis: Analysis, state: _State, parts: Boxes, owner: np.ndarray
         first, end = _ends(analysis, parts, axis)
         sides.append((first, end - 1, int((end - first).max(initial=1))))
     (q, q_last, q_size), (k, k_last, k_size) = sides
-    allowed = state.afford(len(parts), q_size * k_size)
+    allowed = state.budget.afford(len(parts), q_size * k_size)
     unknown[owner[allowed:]] = True
     size = max(1, _CHUNK // (q_size * k_size))
     for start in range(0, allowed, size):

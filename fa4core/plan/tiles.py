@@ -17,13 +17,14 @@ from fa4core.lowering.tables import Tables
 from fa4core.plan.boxes import VARIABLES, Analysis, Groups, group_values
 from fa4core.plan.classify import Rectangles, classify
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
+from fa4core.plan.resolve import Budget
 from fa4core.plan.runs import Runs, merge, transpose
 from primitives.expr import Node
 
 __all__ = ["EMPTY", "FULL", "PARTIAL", "TileMap", "tile_map"]
 
-#: Elements that may be evaluated to decide tiles which bounds leave open: about half a second.
-EXACT_BUDGET = 1 << 24
+#: Elements that may be evaluated to decide tiles which bounds leave open: about a second.
+EXACT_BUDGET = 1 << 25
 
 _PAIRS_AT_ONCE = 1 << 22  # tile pairs of the groups that are analysed together
 
@@ -191,8 +192,11 @@ def tile_map(
     tiles_q, _ = every.tiles(tile_q, tile_k)
     first_row = np.concatenate([[0], np.cumsum(tiles_q)])
     found: list[Rectangles] = []
-    for chosen in _portions(every, tile_q, tile_k):
-        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k), exact_budget)
+    budget = Budget(0)
+    portions = _portions(every, tile_q, tile_k)
+    for chosen in portions:
+        budget.left += exact_budget // len(portions)  # what one leaves, the next may use
+        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k), budget)
         found.append(attrs.evolve(part, group=part.group + chosen.start))
     joined = Rectangles(
         *(np.concatenate([getattr(r, f.name) for r in found]) for f in attrs.fields(Rectangles))

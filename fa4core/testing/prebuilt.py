@@ -93,10 +93,10 @@ MASKS: Catalogue = {
     "causal": lambda _: sampled_from(["mask.causal()", "mask.causal(align='top_left')"]),
     "sliding_window": _window,
     "sink_tokens": lambda _: _text("mask.sink_tokens({n})", n=integers(0, 70)),
-    "prefix_lm": lambda _: _text("mask.prefix_lm({n})", n=_WIDTH),
+    "prefix_lm": lambda _: _text("mask.prefix_lm({n}{a})", n=_WIDTH, a=_ALIGN),
     "document": _document,
     "dilated_window": lambda _: _text(
-        "mask.dilated_window({n}, {d})", n=integers(0, 20), d=integers(1, 9)
+        "mask.dilated_window({n}, {d}{a})", n=sampled_from([0, 7, 40, None]), d=integers(1, 9), a=_ALIGN
     ),
     "chunked": lambda _: _text("mask.chunked({n}{a})", n=_SIZE, a=_ALIGN),
     "block_causal": lambda _: _text("mask.block_causal({n}{a})", n=_SIZE, a=_ALIGN),
@@ -117,7 +117,76 @@ SHIFTABLE = (
     "block_causal", "block_diffusion",
 )  # fmt: skip
 
-SCORES: Catalogue = {}
-from primitives import mask as _m  # noqa
-MASKS = {k: v for k, v in MASKS.items() if hasattr(_m, k)}
-SHIFTABLE = tuple(n for n in SHIFTABLE if n in MASKS)
+
+def _table(form: str, *shape: int, std: float = 1.0) -> Text:
+    """A score mod of one learned table of the given shape."""
+    size = ", ".join(map(str, shape))
+    make = f"normal({{s}}, {size})" if std == 1.0 else f"normal({{s}}, {size}, std={std})"
+    return _text(form.replace("TABLE", make), s=_SEED, a=_ALIGN)
+
+
+def _longest(limits: Limits) -> int:
+    return max(limits.seqlen_q, limits.seqlen_k)
+
+
+def _alibi(limits: Limits) -> Text:
+    fixed = _text(f"score.alibi({limits.heads}{{a}})", a=_ALIGN)
+    learned = _table("score.alibi(TABLE{a})", limits.heads, std=0.2)
+    return fixed | learned | _table("score.alibi(TABLE{a})", limits.batch, limits.heads, std=0.2)
+
+
+def _dense_bias(limits: Limits) -> Text:
+    lengths = limits.seqlen_q, limits.seqlen_k
+    return _table("score.dense_bias(TABLE)", *lengths) | _table(
+        "score.dense_bias(TABLE)", limits.batch, 1, *lengths
+    )
+
+
+def _graphormer_edge(limits: Limits) -> Text:
+    nodes, places = _longest(limits), 3
+    return _text(
+        f"score.graphormer_edge(normal({{s}}, {limits.heads}, {places}, 5), "
+        f"integers({{s}}, {nodes}, {nodes}, {places}, high=5), "
+        f"integers({{s}}, {nodes}, {nodes}, high={places + 1}))",
+        s=_SEED,
+    )
+
+
+def _graphormer_spatial(limits: Limits) -> Text:
+    nodes = _longest(limits)
+    return _text(
+        f"score.graphormer_spatial(normal({{s}}, {limits.heads}, 6), "
+        f"integers({{s}}, {nodes}, {nodes}, high=6))",
+        s=_SEED,
+    )
+
+
+def _ssmax(limits: Limits) -> Text:
+    return _table("score.ssmax(TABLE, causal=True{a})", limits.heads) | just(
+        "score.ssmax(0.4, causal=False)"
+    )
+
+
+SCORES: Catalogue = {
+    "identity": lambda _: just("score.identity()"),
+    "softcap": lambda _: _text("score.softcap({c})", c=sampled_from(["20.0", "2.0", "50"])),
+    "alibi": _alibi,
+    "head_scale": lambda limits: _table("score.head_scale(TABLE)", limits.heads),
+    "query_scale": lambda limits: _table("score.query_scale(TABLE)", limits.seqlen_q),
+    "dense_bias": _dense_bias,
+    "forgetting": lambda limits: _table(
+        "score.forgetting(TABLE)", limits.batch, limits.heads, _longest(limits)
+    ),
+    "decay": lambda limits: _text(f"score.decay({limits.heads}{{a}})", a=_ALIGN),
+    "relative_bias": lambda limits: _table("score.relative_bias(TABLE{a})", limits.heads, 11),
+    "t5_bias": lambda limits: _table(
+        "score.t5_bias(TABLE, max_distance=50{a})", 16, limits.heads
+    ),
+    "sandwich": lambda limits: _text(
+        f"score.sandwich({limits.heads}, {_longest(limits)}, dim=16{{a}})", a=_ALIGN
+    ),
+    "llama4_temperature": lambda _: _text("score.llama4_temperature({n}, 0.5)", n=_SIZE),
+    "ssmax": _ssmax,
+    "graphormer_spatial": _graphormer_spatial,
+    "graphormer_edge": _graphormer_edge,
+}

@@ -27,7 +27,13 @@ from primitives.expr.node import Capture, Node, captures
 #: Keyword-only parameters a function may ask for besides its indices.
 LENGTHS = ("seqlen_q", "seqlen_k")
 
-_DECOMPOSITIONS: dict[Any, Callable] = dict(core_aten_decompositions())
+#: `select_backward` and `slice_backward` stay whole: decomposed, they become a `where` over a
+#: gradient, which is no list of entries any more (a learned table indexed by a constant needs it).
+_DECOMPOSITIONS: dict[Any, Callable] = {
+    op: rule
+    for op, rule in core_aten_decompositions().items()
+    if str(getattr(op, "overloadpacket", op)) not in ("aten.select_backward", "aten.slice_backward")
+}
 
 
 @attrs.frozen(eq=False)

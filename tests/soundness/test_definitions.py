@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from naive import attend, dense_mask, read
 
 from fa4core.plan.problem import Problem
-from fa4core.testing import Case, Limits, build, oracle, run
+from fa4core.testing import Case, LayoutSpec, Limits, Shape, build, oracle, run
 from fa4core.testing.dense import sequences
-from fa4core.testing.prebuilt import MASKS
+from fa4core.testing.prebuilt import MASKS, SCORES
 from fa4core.testing.strategies import cases, mask_sources
 from fa4core.testing.tilemap import truth
 
@@ -81,3 +81,13 @@ def assert_oracle_is_textbook(case: Case) -> None:
 @given(case=cases(dtype=st.just("float64"), lengths=(1, 2, 0, 9, 33, 70), head_dims=(8, 16, 24)))
 def test_oracle_is_textbook_attention(case):
     assert_oracle_is_textbook(case)
+
+
+SHAPE = Shape((33, 5), (40, 9), 2, 1, 8, 8)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@given(data=st.data())
+def test_prebuilt_score_is_its_definition(name, data):
+    text = f"Variant(score={data.draw(SCORES[name](SHAPE.limits))})"
+    assert_oracle_is_textbook(Case(text, SHAPE, LayoutSpec("varlen"), "float64"))
