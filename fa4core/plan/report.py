@@ -110,7 +110,8 @@ def _call(e: Explanation) -> Table:
     ]
     for path in e.paths:
         if path.backend != e.chosen.backend:
-            rows.append(("", f"{path.backend}: {'possible' if path.ok else path.reason}"))
+            reason = path.reason.removeprefix(f"backend={path.backend!r}: ")
+            rows.append(("", f"{path.backend}: {'possible' if path.ok else reason}"))
     rows += [
         ("target", f"{e.target.name} ({e.target.title})"),
         ("tiles", f"forward {e.plan.forward_tile}, backward {e.plan.backward_tile}"),
