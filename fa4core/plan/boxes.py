@@ -67,8 +67,10 @@ class Boxes:
 class Analysis:
     """A program over groups: its leaves' tables, and evaluation over boxes and points."""
 
-    def __init__(self, program: Program, groups: Groups, tile_q: int, tile_k: int) -> None:
-        self.program, self.groups, self.tables = program, groups, Tables()
+    def __init__(
+        self, program: Program, groups: Groups, tile_q: int, tile_k: int, tables: Tables
+    ) -> None:
+        self.program, self.groups, self.tables = program, groups, tables
         self.tile = {"q": tile_q, "k": tile_k}
         tiles_q, tiles_k = groups.tiles(tile_q, tile_k)
         self.top = TILE
