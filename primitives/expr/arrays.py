@@ -82,6 +82,23 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*padded, strict=True))
 
 
+def indexed_shape(
+    shape: tuple[int, ...], indices: Sequence[tuple[int, ...] | None]
+) -> tuple[int, ...]:
+    """The shape of `tensor[indices]` for index tensors of the given shapes, as in numpy."""
+    padded = [*indices, *[None] * (len(shape) - len(indices))]
+    together = broadcast([i for i in padded if i is not None])
+    place = index_place(padded)
+    rest = [d for d, i in zip(shape, padded, strict=True) if i is None]
+    return (*rest[:place], *together, *rest[place:])
+
+
+def index_place(indices: Sequence[object]) -> int:
+    """Where the indexed dimensions land: at the first of them if adjacent, else in front."""
+    used = [d for d, i in enumerate(indices) if i is not None]
+    return used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+
+
 def _project(indices: Indices, shape: tuple[int, ...]) -> Indices:
     """The indices of an operand of `shape` under broadcasting."""
     own = indices[len(indices) - len(shape) :]
@@ -95,6 +112,12 @@ def elementwise(function: Callable[..., Node], kind: Kind, operands: Sequence[Ar
         return function(*(o.at(_project(indices, o.shape)) for o in operands))
 
     return Array(shape, kind, at)
+
+
+def cast(value: Value, kind: Kind) -> Value:
+    if isinstance(value, Scatter) or value.kind == kind:
+        return value
+    return elementwise(lambda x: A.cast(x, kind), kind, [value])
 
 
 def materialise(value: Value) -> Array:

@@ -282,7 +282,7 @@ def _to_copy(out: Result, a: Any, *_: Any, **__: Any) -> Value:
     return _elementwise(out, lambda x: x, a)
 
 
-@rule("aten.alias", "aten.clone", "aten.detach", "aten.lift_fresh_copy", "aten.lift_fresh")
+@rule("aten.alias", "aten.clone", "aten.detach", "aten.lift_fresh_copy", "aten.conj_physical")
 def _identity(out: Result, a: Any, **_: Any) -> Value:
     return _value(a)
 
@@ -384,10 +384,8 @@ def _index(out: Result, a: Any, indices: Sequence[Any]) -> Value:
     if any(i is not None and i.kind == "bool" for i in given):
         raise DefinitionError("indexing by a boolean selects a varying number; use torch.where")
     given += [None] * (len(array.shape) - len(given))
-    used = [d for d, i in enumerate(given) if i is not None]
     shape = arrays.broadcast([i.shape for i in given if i is not None])
-    together = used == list(range(used[0], used[-1] + 1))
-    place = used[0] if together else 0  # where the indexed dimensions land, as in numpy
+    place = arrays.index_place(given)
 
     def at(position: tuple[Node, ...]) -> Node:
         inner = position[place : place + len(shape)]
@@ -438,7 +436,7 @@ def _reduction(combine: Callable[[Node, Node], Node]) -> Rule:
             return _sum_scatter(out, a, dims, keepdim)
         array = as_array(a)
         rank = len(array.shape)
-        reduced = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+        reduced = reduced_dims(dims, rank)
         count = math.prod(array.shape[d] for d in reduced)
         if count > MAX_REDUCTION:
             raise DefinitionError(
@@ -469,8 +467,7 @@ def _cells(sizes: Sequence[int]) -> list[tuple[Node, ...]]:
 
 
 def _sum_scatter(out: Result, a: Scatter, dims: Any, keepdim: bool) -> Value:
-    rank = len(a.shape)
-    reduced = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+    reduced = reduced_dims(dims, len(a.shape))
 
     def kept(i: tuple[Node, ...]) -> tuple[Node, ...]:
         cells = [A.const(0) if d in reduced else x for d, x in enumerate(i)]
@@ -479,7 +476,14 @@ def _sum_scatter(out: Result, a: Scatter, dims: Any, keepdim: bool) -> Value:
     return Scatter(out.shape, tuple((kept(i), v) for i, v in a.entries))
 
 
-RULES |= {
+def reduced_dims(dims: int | Sequence[int] | None, rank: int) -> set[int]:
+    """The dimensions a reduction goes over; none given are all."""
+    if isinstance(dims, int):
+        return {dims % rank} if rank else set()
+    return {d % rank for d in dims or range(rank)} if rank else set()
+
+
+REDUCTIONS: dict[str, Rule] = {
     "aten.sum": _reduction(A.add),
     "aten.amax": _reduction(lambda a, b: A.extremum("max", a, b)),
     "aten.amin": _reduction(lambda a, b: A.extremum("min", a, b)),
@@ -487,8 +491,15 @@ RULES |= {
     "aten.all": _reduction(A.logical_and),
     "aten.prod": _reduction(A.mul),
 }
+RULES |= REDUCTIONS
 
 # --------------------------------------------------------------------------------- gradients
+
+RULES |= {
+    "aten.tanh_backward": _promoted(lambda g, y: A.mul(g, A.sub(1.0, A.mul(y, y)))),
+    "aten.sigmoid_backward": _promoted(lambda g, y: A.mul(g, A.mul(y, A.sub(1.0, y)))),
+    "aten.threshold_backward": _promoted(lambda g, x, t: A.where(A.less(t, x), g, 0.0)),
+}
 
 
 @rule("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put")
