@@ -1,4 +1,4 @@
-"""The command line: `python -m fa4core explain variants.sliding_window --seqlen 8192 --window 1024`.
+"""The command line, e.g. `python -m fa4core explain variants.sliding_window --window 1024`.
 
 `explain` prints what a call would do and can draw it; `variants` lists the prebuilt ones. Options
 that `explain` doesn't know go to the variant's factory, checked against its signature. `emulate`
@@ -110,7 +110,8 @@ def explain(
     if variant.startswith("-"):
         raise click.UsageError(f"{variant} stands before the variant; name the variant first")
     module, factory = _factory(variant)
-    head_dim = head_dim or getattr(module, "HEAD_DIM", 128)
+    d: int = head_dim or getattr(module, "HEAD_DIM", 128)
+    d_v: int = head_dim_v or getattr(module, "HEAD_DIM_V", d)
     seqlen_q, seqlen_k = (seqlen if n is None else n for n in (seqlen_q, seqlen_k))
     known = {
         "seqlen": seqlen,
@@ -119,7 +120,7 @@ def explain(
         "batch": batch,
         "heads": heads,
         "kv_heads": kv_heads or heads,
-        "head_dim": head_dim,
+        "head_dim": d,
     }
     arguments = _arguments(variant, factory, options, known)
     if heads % (kv_heads or heads):
@@ -133,8 +134,8 @@ def explain(
             batch=batch,
             heads_q=heads,
             heads_kv=kv_heads or heads,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v or getattr(module, "HEAD_DIM_V", head_dim),
+            head_dim=d,
+            head_dim_v=d_v,
             seqlens_q=(seqlen_q,) * batch,
             seqlens_k=(seqlen_k,) * batch,
             dtype=getattr(torch, dtype),

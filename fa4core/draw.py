@@ -81,7 +81,7 @@ class _View:
 
     def _variables(self, q: np.ndarray, k: np.ndarray) -> dict[str, torch.Tensor]:
         index = {"q": torch.from_numpy(q)[:, None], "k": torch.from_numpy(k)[None, :]}
-        return dict(point(self.b, self.h, self.length_q, self.length_k)) | index
+        return point(self.b, self.h, self.length_q, self.length_k) | index
 
 
 def variant(
@@ -205,12 +205,14 @@ def _finish(axes: Axes, title: str, x: str = "keys", y: str = "queries") -> None
         spine.set_color("#c6ced5")
 
 
-def _grid(axes: Axes, starts: tuple[int, int], ends: tuple[int, int], step: tuple[int, int]) -> None:
+def _grid(
+    axes: Axes, starts: tuple[int, int], ends: tuple[int, int], step: tuple[int, int]
+) -> None:
     """Thin white lines between cells, where there are few enough of them."""
     count = max((e - s) / t for s, e, t in zip(starts, ends, step, strict=True))
     if count > 96:
         return
-    width = 0.6 if count <= 64 else 0.3
+    width = min(0.6, 20 / count)
     for edge in range(starts[0], ends[0] + 1, step[0]):
         axes.axhline(edge, color="white", linewidth=width)
     for edge in range(starts[1], ends[1] + 1, step[1]):
@@ -342,7 +344,7 @@ def _draw_score(
     axes.set_facecolor(EMPTY_COLOUR)
     axes.set_aspect("auto")
     bar = figure.colorbar(image, cax=figure.add_axes(bar_place), orientation="horizontal")
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=FAINT, length=3)
     where = f", head {view.h}" if "h" in view.variant.graph.score.free else ""
     _finish(axes, f"score mod applied to a score of 0{where}")

@@ -199,7 +199,7 @@ def _attends(
     return value.expand(len(i), tiles.tile_q, tiles.tile_k).any(dim=-1).numpy()
 
 
-def point(b: int, h: int, length_q: int, length_k: int) -> Mapping[str, torch.Tensor]:
+def point(b: int, h: int, length_q: int, length_k: int) -> dict[str, torch.Tensor]:
     """The variables of one sequence and head as 0-d tensors."""
     values = {"b": b, "h": h, "seqlen_q": length_q, "seqlen_k": length_k}
     return {name: torch.tensor(value) for name, value in values.items()}

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from fa4core.plan import makespan, roofline
-from fa4core.plan.makespan import Estimate, WorkTiles, Workload
+from fa4core.plan.makespan import Estimate, Workload, WorkTiles
 from fa4core.plan.problem import Problem
 from fa4core.plan.roofline import Terms, Work, work_of
 from fa4core.plan.target import SM100, Target, TileShape, target
@@ -85,7 +85,11 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """What a kernel is compiled for, as text. No tensor, length or scalar value is in it."""
+        """What a kernel is compiled for, as text.
+
+        No tensor or scalar value is in it, and of the lengths only whether there are queries for
+        two tiles side by side.
+        """
         p = self.problem
         packing = f"packed_q={p.starts_q is not None} packed_k={p.starts_k is not None}"
         return "\n".join(
@@ -161,9 +165,7 @@ class Plan:
         rows = shape.q * shape.stages
         costs = self._block_cycles(backward=False)
         if not packed:
-            return _work_tiles(
-                self._map(self.variant.graph.mask, rows, shape.k), p.heads_q, costs
-            )
+            return _work_tiles(self._map(self.variant.graph.mask, rows, shape.k), p.heads_q, costs)
         mask = _of_group(self.variant.graph.mask, p.group)
         across = self._map(mask, max(1, rows // p.group), shape.k, heads=p.heads_kv)
         return _work_tiles(across, p.heads_kv, costs)

@@ -159,10 +159,10 @@ def _schedules(e: Explanation) -> Table:
     table.add_column("")
     table.add_column("")
     times: dict[tuple[str, str], dict[str, Estimate]] = {}
-    for estimate in _shown(e):
-        s = estimate.schedule
+    for shown in _shown(e):
+        s = shown.schedule
         name = s.coordinates if s.num_splits == 1 else f"{s.coordinates} in {s.num_splits}"
-        times.setdefault((name, s.source), {})[s.order] = estimate
+        times.setdefault((name, s.source), {})[s.order] = shown
     used = [o for o in get_args(Order) if any(o in row for row in times.values())]
     for order in used:
         table.add_column(ORDER_TITLES[order], justify="right")

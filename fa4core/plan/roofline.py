@@ -45,9 +45,7 @@ class Work:
         )
 
     def __mul__(self, factor: float) -> Work:
-        return Work(
-            self.mufu * factor, self.fma * factor, self.alu * factor, self.loads * factor
-        )
+        return Work(self.mufu * factor, self.fma * factor, self.alu * factor, self.loads * factor)
 
 
 # What the compiler makes of each float function: MUFU operations and the FMAs around them.
@@ -228,7 +226,7 @@ def forward(
     *,
     ctas: int = 1,
     exp: Exp = Exp(),  # noqa: B008 (frozen)
-    work: Work = Work(),  # noqa: B008
+    work: Work = Work(),
 ) -> Terms:
     """The forward pass on a tile of `m` queries by `n` keys (FlashAttention-4, table 1).
 
@@ -248,9 +246,7 @@ def forward(
     d_v = d if d_v is None else d_v
     smem = _operand_bytes(target, m, n, d, True, ctas)
     smem += _operand_bytes(target, m, d_v, n, False, ctas)
-    return _units(
-        target, m * n, 2 * m * n * (d + d_v), smem, (SOFTMAX, exponentials(exp), work)
-    )
+    return _units(target, m * n, 2 * m * n * (d + d_v), smem, (SOFTMAX, exponentials(exp), work))
 
 
 def backward(
@@ -262,7 +258,7 @@ def backward(
     *,
     ctas: int = 1,
     exp: Exp = Exp(),  # noqa: B008
-    work: Work = Work(),  # noqa: B008
+    work: Work = Work(),
 ) -> Terms:
     """The backward pass on a tile of `m` queries by `n` keys (FlashAttention-4, table 3).
 
