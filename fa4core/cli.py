@@ -110,8 +110,9 @@ def explain(
     if variant.startswith("-"):
         raise click.UsageError(f"{variant} stands before the variant; name the variant first")
     module, factory = _factory(variant)
-    d: int = head_dim or getattr(module, "HEAD_DIM", 128)
-    d_v: int = head_dim_v or getattr(module, "HEAD_DIM_V", d)
+    own_dims: dict[str, int] = vars(module)
+    d = head_dim or own_dims.get("HEAD_DIM", 128)
+    d_v = head_dim_v or head_dim or own_dims.get("HEAD_DIM_V", d)
     seqlen_q, seqlen_k = (seqlen if n is None else n for n in (seqlen_q, seqlen_k))
     known = {
         "seqlen": seqlen,

@@ -312,9 +312,14 @@ def _device_warnings(variant: Variant, tensors: dict[str, torch.Tensor]) -> list
 
 def _schedule_warning(explanation: Explanation) -> list[str]:
     """Where the variant's own schedule is slower than another, by more than the model's error."""
-    given = explanation.best
-    if explanation.variant.schedule is None or given is None:
+    given, chosen = explanation.best, explanation.variant.schedule
+    if chosen is None or not explanation.forward:
         return []
+    if given is None:
+        return [
+            f"The variant's schedule, {chosen.coordinates}, does not apply: there is one query "
+            "head for each KV head, so none to pack."
+        ]
     fastest = makespan.best(explanation.forward)
     if given.seconds <= 1.05 * fastest.seconds:
         return []

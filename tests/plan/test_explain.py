@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from fa4core import Problem, Variant, attention
+from fa4core import Problem, Variant, attention, explain
 from fa4core.plan import findings
-from fa4core.plan.explain import explain
 from fa4core.plan.plan import plan
 from fa4core.plan.strides import copy_reason, stride_class
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, tile_map
@@ -216,6 +215,15 @@ def test_the_variants_own_schedule_is_kept_and_judged():
     found = explain(causal, problem=problem(8192, 8192, heads=16, d=128))
     assert found.plan.schedule == found.best.schedule == slow
     assert any("slower than" in w for w in found.warnings)
+
+
+def test_packing_needs_a_group():
+    packed = Variant(schedule=Schedule("packed_gqa"))
+    found = explain(packed, problem=problem(256, 256))
+    assert found.best is None
+    assert any("none to pack" in w for w in found.warnings)
+    shared = explain(packed, problem=problem(256, 256, kv=1))
+    assert shared.best.schedule.coordinates == "packed_gqa"
 
 
 def test_a_number_of_splits_of_ones_own():
