@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tile_cases import CASES, SOUND, TIGHT, Case, brute_force
+import torch
+from tile_cases import (
+    CASES,
+    SOUND,
+    TIGHT,
+    Case,
+    brute_force,
+    document_ids,
+    documents,
+    natten_2d,
+)
 
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, TileMap, tile_map
 from primitives.expr.trace import trace
@@ -74,3 +84,20 @@ def test_unusual_tiles(case: Case, tiles: tuple[int, int]) -> None:
     found, truth = dense(analyse(case, *tiles)), brute_force(case, *tiles)
     assert_sound(found, truth)
     assert left_open(found, truth) <= 0.02
+
+
+def test_parts_follow_jumps() -> None:
+    """Rows of a picture end inside tiles: cutting there decides them from few elements."""
+    case = Case("neighbourhood", natten_2d(500, 8, 65, 3), 4000, 4000)
+    found = analyse(case, 128, 128, exact_budget=50_000)
+    assert np.array_equal(dense(found), brute_force(case, 128, 128))
+    bounds = analyse(case, 128, 128, exact_budget=0)
+    assert found.counts()[PARTIAL] < bounds.counts()[PARTIAL]
+
+
+def test_ids_without_order() -> None:
+    """Ranges of ids over two documents are wide; that they share no id is seen all the same."""
+    offsets = torch.arange(0, 4097, 512) + torch.tensor([0, *([37] * 7), 0])
+    case = Case("unsorted", documents((document_ids(offsets) * 5) % 8), 4096, 4096)
+    found = analyse(case, 128, 128, exact_budget=0)
+    assert np.array_equal(dense(found), brute_force(case, 128, 128))
