@@ -28,7 +28,14 @@ class DefinitionError(TypeError):
     """A mask or score function that cannot become a kernel, or is not what it was given as."""
 
 
-class ValueNeeded(DefinitionError):
+class Refusal(Exception):
+    """What a traced operator can't do, said inside a trace; `explain_failure` adds the place.
+
+    No `TypeError`, because torch's operators take one for "the other operand may know better".
+    """
+
+
+class ValueNeeded(Refusal):
     """A traced value was asked for a number; `question` says how: bool, index, int, ..."""
 
     def __init__(self, question: str) -> None:
@@ -119,15 +126,16 @@ def _name_of_construct(node: ast.AST, position: tuple[int, int, int, int]) -> st
             return "in"
         return "chain" if len(node.ops) > 1 else ""
     if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
-        return "if" if _holds(node.test, position) else ""
+        names = {ast.While: "while", ast.Assert: "assert"}
+        return names.get(type(node), "if") if _holds(node.test, position) else ""
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-        return ""
+        return "store"
     if isinstance(node, ast.Subscript):
         return "slice" if any(isinstance(n, ast.Slice) for n in ast.walk(node.slice)) else "list"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return "math" if getattr(node.func.value, "id", "") == "math" else ""
+        return "math" if getattr(node.func.value, "id", "") == "math" else node.func.attr
     return ""
 
 
@@ -169,6 +177,8 @@ _TRUTH = {
     "or": "`or` needs a truth value: {once} Write `(...) | (...)`.",
     "chain": "a chained comparison is an `and`: {once} Write `(a <= x) & (x < b)`.",
     "if": "Python's `if` needs a truth value: {once} Write `torch.where(condition, a, b)`.",
+    "while": "Python's `while` needs a truth value: {once} Loop over a fixed count.",
+    "assert": "`assert` needs a truth value: {once} Check what you captured before the function.",
     "in": "`in` needs truth values: {once} Write `(x == a) | (x == b)`, or capture a bool table.",
     "min": "Python's `min` compares: {once} Use `torch.minimum`, or `x.clamp(max=...)`.",
     "max": "Python's `max` compares: {once} Use `torch.maximum`, or `x.clamp(min=...)`.",
@@ -188,14 +198,19 @@ _NUMBER = {
     "round": "`round(...)` needs a number: {once} Use `torch.round`.",
     "math": "functions of `math` need numbers: {once} Use torch's function of the same name.",
 }
+_ITEM = {
+    name: f"`.{name}()` reads a value: {{once}} Use the tensor itself; of a captured tensor, read "
+    "the value before the function."
+    for name in ("item", "tolist")
+} | {"store": "writes into a tensor at an index: {once} Choose values with `torch.where`."}
 _QUESTIONS = {
     "bool": (
         "a truth value is needed here: {once} Use torch operations (`torch.where`, `&`, `|`, `~`, "
         "`torch.minimum`, ...)."
     ),
     "item": (
-        "`.item()` and whatever else reads a value needs a number: {once} Use the tensor itself; "
-        "of a captured tensor, read the value before the function."
+        "a number is needed here: {once} Use the tensor itself; of a captured tensor, read the "
+        "value before the function."
     ),
     "numpy": (
         "numpy needs numbers: {once} Use torch's functions; make arrays tensors before the "
@@ -211,11 +226,11 @@ _QUESTIONS = {
 def _remedy(error: BaseException, construct: str) -> str:
     """What went wrong and what to write instead."""
     if isinstance(error, ValueNeeded):
-        by_construct = _TRUTH if error.question == "bool" else _NUMBER
-        if error.question in ("numpy", "item", "in"):
-            by_construct = {}
-        text = by_construct.get(construct, _QUESTIONS[error.question])
-        return text.format(once=_ONCE)
-    if isinstance(error, DefinitionError):
+        tables = {"bool": _TRUTH, "item": _ITEM, "numpy": {}, "in": {}}
+        texts = tables.get(error.question, _NUMBER)
+        return texts.get(construct, _QUESTIONS[error.question]).format(once=_ONCE)
+    if isinstance(error, Refusal | DefinitionError):
         return str(error)
+    if isinstance(error, KeyError) and isinstance(error.args[0], torch.Tensor):
+        return f"a dict needs known keys: {_ONCE} Capture a tensor and index that."
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 500)}"

@@ -27,7 +27,7 @@ from primitives.expr import algebra as A
 from primitives.expr import arrays
 from primitives.expr.arrays import Value
 from primitives.expr.aten import REDUCTIONS, RULES, Result, reduced_dims
-from primitives.expr.errors import DefinitionError, ValueNeeded
+from primitives.expr.errors import DefinitionError, Refusal, ValueNeeded
 from primitives.expr.node import Capture, kind_of
 
 _NARROW = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
@@ -140,12 +140,12 @@ class Session:
 
 def _captured(tensor: torch.Tensor) -> Traced:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise DefinitionError(
+        raise Refusal(
             "a tensor of an enclosing torch.func transform (vmap, grad, ...) is captured; define "
             "the mask or score mod outside of it"
         )
     if tensor.layout is not torch.strided:
-        raise DefinitionError(
+        raise Refusal(
             f"a captured tensor has layout {tensor.layout}; capture a dense one (`.to_dense()`)"
         )
     value = arrays.captured(Capture(tensor), tensor.shape)
@@ -231,23 +231,36 @@ class _Operators(TorchDispatchMode):
         self.session = session
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        try:
+            return self._operate(func, args, kwargs or {})
+        except TypeError as error:
+            raise Refusal(f"{type(error).__name__}: {error}") from error
+
+    def _operate(self, func: Any, args: tuple, kwargs: dict) -> Any:
         name = str(func.overloadpacket)
         if name in _ASKS_VALUE:
             raise ValueNeeded("item")
         if name == "aten.lift_fresh":
             return _constant(args[0])
-        mutable = func._schema.is_mutable
-        rule = RULES.get(_functional(name) if mutable else name)
+        if func._schema.is_mutable:
+            return _write(func, args, self._functional(func, args, kwargs))
+        rule = RULES.get(name)
         if rule is None:
             return self._decomposed(func, name, args, kwargs)
         values, named = _map(self._value, args), _map(self._value, kwargs)
         out = _result_of(func, name, args, kwargs)
         _refuse_rounding(name, args, out)
-        produced = rule(_first(out), *values, **named)
-        if mutable:
-            return _write(args[0], produced)
-        return self._wrap(func, args, produced, out)
+        return self._wrap(func, args, rule(_first(out), *values, **named), out)
+
+    def _functional(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What an in-place operator writes, by the operator that returns it instead."""
+        namespace, _, name = str(func.overloadpacket).partition(".")
+        packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+        out_of_place = getattr(packet, func._overloadname, None)
+        if out_of_place is None or out_of_place is func:
+            raise Refusal(_unsupported(func, name))
+        with self:
+            return out_of_place(*args, **kwargs)
 
     def _value(self, tensor: torch.Tensor) -> Value:
         if not isinstance(tensor, Traced):  # past the function mode: inside a custom function
@@ -261,22 +274,23 @@ class _Operators(TorchDispatchMode):
         alias = func._schema.returns[0].alias_info
         if alias is not None and isinstance(args[0], Traced):
             result.aliased = args[0].aliased = True
+            result.captured = args[0].captured
         return result
 
     def _decomposed(self, func: Any, name: str, args: tuple, kwargs: dict) -> Any:
         decomposition = _decompositions().get(func)
-        if decomposition is None:
-            raise DefinitionError(_unsupported(func, name))
-        with self:
-            return decomposition(*args, **kwargs)
+        if decomposition is None or _varies(func, name):
+            raise Refusal(_unsupported(func, name))
+        try:
+            with self:
+                return decomposition(*args, **kwargs)
+        except Refusal as refusal:
+            if "operator prims." not in str(refusal):
+                raise
+            raise Refusal(_unsupported(func, name)) from refusal
 
 
 _ASKS_VALUE = {"aten._local_scalar_dense", "aten.item", "aten.equal", "aten.is_nonzero"}
-
-
-def _functional(name: str) -> str:
-    """The name of the operator that an in-place one is a form of."""
-    return name.removesuffix("_") if not name.endswith("__") else name
 
 
 def _constant(tensor: torch.Tensor) -> Traced:
@@ -287,18 +301,23 @@ def _constant(tensor: torch.Tensor) -> Traced:
     return _captured(tensor)
 
 
-def _write(target: Any, produced: Value) -> Traced:
+def _write(func: Any, args: tuple, produced: Any) -> Traced:
     """An in-place operator: the tensor stands for the new value from here on."""
+    target = args[0]
     if not isinstance(target, Traced) or target.captured:
-        raise DefinitionError(
+        raise Refusal(
             "writes into a captured tensor; a mask or score function computes one value and "
             "changes nothing"
         )
     if target.aliased:
-        raise DefinitionError(
+        raise Refusal(
             "writes in place into a tensor that others are views of; write `x = x + y` instead"
         )
-    target.value = arrays.cast(produced, kind_of(target.dtype))
+    if produced.shape != target.shape:
+        raise Refusal(
+            f"{func} writes shape {tuple(produced.shape)} into shape {tuple(target.shape)}"
+        )
+    target.value = arrays.cast(produced.value, kind_of(target.dtype))
     return target
 
 
@@ -319,7 +338,7 @@ def _result_of(func: Any, name: str, args: tuple, kwargs: dict) -> Result | tupl
     pointwise operators (and seconds to load). Those have a dtype that small examples show, and a
     shape by broadcasting.
     """
-    if func._schema.is_mutable or name in _LIKE_FIRST:
+    if name in _LIKE_FIRST:
         return Result(tuple(args[0].shape), kwargs.get("dtype") or args[0].dtype)
     if name in _SIZES_SECOND:
         return Result(tuple(args[1]), kwargs.get("dtype") or args[0].dtype)
@@ -341,7 +360,8 @@ def _result_of(func: Any, name: str, args: tuple, kwargs: dict) -> Result | tupl
 
 
 _LIKE_FIRST = {"aten.index_put", "aten._unsafe_index_put", "aten.clone", "aten.detach"}
-_LIKE_FIRST |= {"aten.zeros_like", "aten.ones_like", "aten.full_like"}
+_LIKE_FIRST |= {"aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.masked_fill"}
+_LIKE_FIRST |= {"aten.copy", "aten.fill", "aten._index_put_impl"}
 _POINTWISE = {"aten.floor_divide", "aten.rsub"}  # and what torch has tagged so
 _SIZES_SECOND = {"aten.select_backward", "aten.slice_backward", "aten.new_zeros"}
 
@@ -385,15 +405,15 @@ def _first(out: Result | tuple[Result, ...]) -> Result:
 def _refuse_rounding(name: str, args: tuple, out: Any) -> None:
     """Integers are exact and floats are float32 in a graph: refuse what relies on less."""
     dtype = _first(out).dtype
-    short = _functional(name).rpartition(".")[2]
+    short = name.rpartition(".")[2]
     if dtype in _NARROW and (short in _MAY_WRAP or (short == "_to_copy" and _wider(args[0]))):
-        raise DefinitionError(
+        raise Refusal(
             f"{short} to {dtype} could wrap around; stay with .int() or .long()"
             if short == "_to_copy"
             else f"{short} on {dtype} could wrap around; convert with .int() or .long() first"
         )
     if dtype in _FLOAT8 and short == "_to_copy":
-        raise DefinitionError(
+        raise Refusal(
             f"a cast to {dtype} rounds, and scores are computed in float32; round before the call, "
             "and capture the result"
         )
@@ -405,23 +425,26 @@ def _wider(tensor: Any) -> bool:
 
 @cache
 def _decompositions() -> dict[Any, Callable]:
-    from torch._decomp import core_aten_decompositions  # imports much: only when it's needed
+    from torch._decomp import decomposition_table  # imports much: only when it's needed
 
-    return dict(core_aten_decompositions())
+    return decomposition_table
 
 
-_RANDOM = ("rand", "bernoulli", "normal", "dropout", "multinomial", "uniform", "exponential")
-_VARYING = ("nonzero", "masked_select", "unique", "repeat_interleave", "bincount")
+_VARYING = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
+_VARYING |= {"repeat_interleave", "bincount", "argwhere"}
+
+
+def _varies(func: Any, name: str) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags or name.rpartition(".")[2] in _VARYING
 
 
 def _unsupported(func: Any, name: str) -> str:
-    short = name.rpartition(".")[2]
-    if any(r in short for r in _RANDOM):
+    if torch.Tag.nondeterministic_seeded in func.tags:
         return (
             f"{func} draws random numbers, which would differ in every pass; use mask.random, or "
             "draw them before and capture the tensor"
         )
-    if any(v in short for v in _VARYING):
+    if name.rpartition(".")[2] in _VARYING:
         return (
             f"the shape of the result of {func} depends on values; compute it before, and capture "
             "the tensor, or use torch.where"

@@ -16,7 +16,7 @@ import torch
 
 from primitives.expr import algebra as A
 from primitives.expr import arrays
-from primitives.expr.errors import DefinitionError, explain_failure, location_of, name_of
+from primitives.expr.errors import DefinitionError, Refusal, explain_failure, location_of, name_of
 from primitives.expr.node import Capture, Node
 from primitives.expr.tensors import Session, Traced
 
@@ -56,7 +56,7 @@ def trace_with_derivative(
             derivative = _derivative(out, score, session)
         except Exception as error:
             failure = explain_failure(function, error, "differentiate")
-            failure.__cause__ = None if isinstance(error, DefinitionError) else error
+            failure.__cause__ = None if isinstance(error, Refusal) else error
 
             def refuse() -> Derivative:
                 raise failure
@@ -79,7 +79,7 @@ def _run(
         if isinstance(out, torch.Tensor) and not isinstance(out, Traced):
             out = session.stand_in(out)
         return _checked_result(out, noun), out, score
-    except DefinitionError as error:
+    except (Refusal, DefinitionError) as error:
         raise explain_failure(function, error) from None
     except Exception as error:
         raise explain_failure(function, error) from error
@@ -144,7 +144,7 @@ def _checked_result(out: object, noun: str) -> Node:
     else:
         given = "None" if out is None else f"a {type(out).__name__}"
         hint = " Is its `return` missing?" if out is None else ""
-    raise DefinitionError(f"it returns {given}; {_RETURNS[noun]}.{hint}")
+    raise Refusal(f"it returns {given}; {_RETURNS[noun]}.{hint}")
 
 
 def check_signature(function: Callable, variables: Sequence[str], noun: str) -> None:
