@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from primitives.expr import algebra as A
+from primitives.expr.errors import Refusal
 from primitives.expr.node import Capture, Kind, Node
 
 Indices = tuple[Node, ...]
@@ -47,7 +48,7 @@ class Array:
     def scalar(self) -> Node:
         """The node of a 0-d array, or of an array with a single element."""
         if math.prod(self.shape) != 1:
-            raise TypeError(f"expected a scalar, got an array of shape {self.shape}")
+            raise Refusal(f"expected a scalar, got an array of shape {self.shape}")
         return self.at((A.const(0),) * len(self.shape))
 
 
@@ -121,15 +122,19 @@ def cast(value: Value, kind: Kind) -> Value:
 
 
 def materialise(value: Value) -> Array:
-    """A scatter seen as an array; possible where it has no entries or is a scalar."""
+    """A scatter seen as an array: an element is the sum of the entries that fall on it."""
     if isinstance(value, Array):
         return value
-    total: Node = A.const(0.0)
-    for indices, node in value.entries:
-        if indices:
-            raise TypeError("a gradient was used as a value")
-        total = A.add(total, node)
-    return Array(value.shape, "float", lambda _: total)
+    entries = value.entries
+
+    def at(indices: Indices) -> Node:
+        total: Node = A.const(0.0)
+        for place, node in entries:
+            here = A.logical_and(*(A.equal(p, i) for p, i in zip(place, indices, strict=True)))
+            total = A.add(total, A.where(here, node, 0.0))
+        return total
+
+    return Array(value.shape, "float", at)
 
 
 def scatter(value: Value) -> Scatter:
@@ -137,7 +142,7 @@ def scatter(value: Value) -> Scatter:
     if isinstance(value, Scatter):
         return value
     if math.prod(value.shape) > 64:
-        raise TypeError("a gradient with respect to a whole captured tensor, not to an element")
+        raise Refusal("a gradient with respect to a whole captured tensor, not to an element")
     cells: list[Indices] = [()]
     for size in value.shape:
         cells = [(*c, A.const(i)) for c in cells for i in range(size)]

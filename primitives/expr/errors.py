@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 
 import attrs
 import numpy
@@ -28,7 +30,17 @@ class DefinitionError(TypeError):
     """A mask or score function that cannot become a kernel, or is not what it was given as."""
 
 
-class ValueNeeded(DefinitionError):
+class Refusal(Exception):
+    """What a traced operator can't do, said inside a trace; `explain_failure` adds the place.
+
+    No `TypeError`, because torch's operators take one for "the other operand may know better".
+    `place` is where the user's code asked for it, if that is not where the error was raised.
+    """
+
+    place: Place | None = None
+
+
+class ValueNeeded(Refusal):
     """A traced value was asked for a number; `question` says how: bool, index, int, ..."""
 
     def __init__(self, question: str) -> None:
@@ -40,7 +52,7 @@ def explain_failure(
     function: Callable, error: BaseException, verb: str = "trace"
 ) -> DefinitionError:
     """The error a user should see when `function` could not be traced because of `error`."""
-    place = _user_place(error)
+    place = getattr(error, "place", None) or _user_place(error)
     if place is None:
         where, construct = f"{name_of(function)} ({location_of(function)})", ""
     else:
@@ -67,7 +79,7 @@ def location_of(function: Callable) -> str:
 
 
 @attrs.frozen
-class _Place:
+class Place:
     """An instruction of the user's code: its file, line and exact position in the source."""
 
     filename: str
@@ -119,27 +131,39 @@ def _name_of_construct(node: ast.AST, position: tuple[int, int, int, int]) -> st
             return "in"
         return "chain" if len(node.ops) > 1 else ""
     if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
-        return "if" if _holds(node.test, position) else ""
+        names = {ast.While: "while", ast.Assert: "assert"}
+        return names.get(type(node), "if") if _holds(node.test, position) else ""
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-        return ""
+        return "store"
     if isinstance(node, ast.Subscript):
         return "slice" if any(isinstance(n, ast.Slice) for n in ast.walk(node.slice)) else "list"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return "math" if getattr(node.func.value, "id", "") == "math" else ""
+        return "math" if getattr(node.func.value, "id", "") == "math" else node.func.attr
     return ""
 
 
-def _user_place(error: BaseException) -> _Place | None:
+def _user_place(error: BaseException) -> Place | None:
     """The innermost frame that is neither torch's, Python's own, nor this package's tracer."""
     for step in reversed(list(_steps(error.__traceback__))):
-        code = step.tb_frame.f_code
-        if not _foreign(code.co_filename):
-            spans = list(code.co_positions())[step.tb_lasti // 2 : step.tb_lasti // 2 + 1]
-            known = spans and all(x is not None for x in spans[0])
-            return _Place(code.co_filename, step.tb_lineno, spans[0] if known else None)  # type: ignore[arg-type]
+        if not _foreign(step.tb_frame.f_code.co_filename):
+            return _place(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
     return None
+
+
+def calling_place() -> Place | None:
+    """Where the user's code is now: the innermost frame of the running call that is the user's."""
+    frame = sys._getframe(1)
+    while frame is not None and _foreign(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else _place(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def _place(code: CodeType, instruction: int, line: int) -> Place:
+    spans = list(code.co_positions())[instruction // 2 : instruction // 2 + 1]
+    known = spans and all(x is not None for x in spans[0])
+    return Place(code.co_filename, line, spans[0] if known else None)  # type: ignore[arg-type]
 
 
 def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
@@ -148,6 +172,7 @@ def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
+@lru_cache(maxsize=4096)
 def _foreign(filename: str) -> bool:
     if filename.startswith("<frozen"):
         return True
@@ -169,6 +194,8 @@ _TRUTH = {
     "or": "`or` needs a truth value: {once} Write `(...) | (...)`.",
     "chain": "a chained comparison is an `and`: {once} Write `(a <= x) & (x < b)`.",
     "if": "Python's `if` needs a truth value: {once} Write `torch.where(condition, a, b)`.",
+    "while": "Python's `while` needs a truth value: {once} Loop over a fixed count.",
+    "assert": "`assert` needs a truth value: {once} Check what you captured before the function.",
     "in": "`in` needs truth values: {once} Write `(x == a) | (x == b)`, or capture a bool table.",
     "min": "Python's `min` compares: {once} Use `torch.minimum`, or `x.clamp(max=...)`.",
     "max": "Python's `max` compares: {once} Use `torch.maximum`, or `x.clamp(min=...)`.",
@@ -188,14 +215,19 @@ _NUMBER = {
     "round": "`round(...)` needs a number: {once} Use `torch.round`.",
     "math": "functions of `math` need numbers: {once} Use torch's function of the same name.",
 }
+_ITEM = {
+    name: f"`.{name}()` reads a value: {{once}} Use the tensor itself; of a captured tensor, read "
+    "the value before the function."
+    for name in ("item", "tolist")
+} | {"store": "writes into a tensor at an index: {once} Choose values with `torch.where`."}
 _QUESTIONS = {
     "bool": (
         "a truth value is needed here: {once} Use torch operations (`torch.where`, `&`, `|`, `~`, "
         "`torch.minimum`, ...)."
     ),
     "item": (
-        "`.item()` and whatever else reads a value needs a number: {once} Use the tensor itself; "
-        "of a captured tensor, read the value before the function."
+        "a number is needed here: {once} Use the tensor itself; of a captured tensor, read the "
+        "value before the function."
     ),
     "numpy": (
         "numpy needs numbers: {once} Use torch's functions; make arrays tensors before the "
@@ -208,14 +240,24 @@ _QUESTIONS = {
 }
 
 
+#: What torch raises when an operator itself needs the value of a fake tensor.
+_DATA_DEPENDENT = {
+    "GuardOnDataDependentSymNode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+}
+
+
 def _remedy(error: BaseException, construct: str) -> str:
     """What went wrong and what to write instead."""
     if isinstance(error, ValueNeeded):
-        by_construct = _TRUTH if error.question == "bool" else _NUMBER
-        if error.question in ("numpy", "item", "in"):
-            by_construct = {}
-        text = by_construct.get(construct, _QUESTIONS[error.question])
-        return text.format(once=_ONCE)
-    if isinstance(error, DefinitionError):
+        tables = {"bool": _TRUTH, "item": _ITEM, "numpy": {}, "in": {}}
+        texts = tables.get(error.question, _NUMBER)
+        return texts.get(construct, _QUESTIONS[error.question]).format(once=_ONCE)
+    if isinstance(error, Refusal | DefinitionError):
         return str(error)
+    if type(error).__name__ in _DATA_DEPENDENT:
+        return _QUESTIONS["index"].format(once=_ONCE)
+    if isinstance(error, KeyError) and isinstance(error.args[0], torch.Tensor):
+        return f"a dict needs known keys: {_ONCE} Capture a tensor and index that."
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 500)}"
