@@ -75,12 +75,12 @@ class _Translation:
         return arrays.captured(Capture(tensor), tensor.shape)
 
     def _operator(self, node: fx.Node) -> Any:
-        name = str(getattr(node.target, "overloadpacket", node.target))
+        name = _name(node.target)
         result = node.meta.get("val")
         mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
         rule = RULES.get(name.removesuffix("_") if mutable else name)
         if rule is None or not isinstance(result, torch.Tensor):
-            raise Refusal(_unsupported(node.target, name))
+            raise Refusal(_unsupported(node.target))
         _refuse_rounding(name.removesuffix("_"), node, result.dtype)
         self._note_views(node)
         args = fx.map_arg(node.args, self.values.__getitem__)
@@ -133,18 +133,32 @@ def _wider(argument: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.dtype not in (torch.bool, torch.int8)
 
 
-_RANDOM = ("rand", "bernoulli", "normal", "dropout", "multinomial", "uniform", "exponential")
-_VARYING = ("nonzero", "masked_select", "unique", "repeat_interleave", "bincount")
+_VARYING = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
+_VARYING |= {"repeat_interleave", "bincount", "argwhere", "_local_scalar_dense"}
 
 
-def _unsupported(operator: Any, name: str) -> str:
-    short = name.rpartition(".")[2]
-    if any(r in short for r in _RANDOM):
+def has_rule(operator: Any) -> bool:
+    """Whether the graph can hold this operator as it is."""
+    return _name(operator) in RULES
+
+
+def varies(operator: Any) -> bool:
+    """Whether the result is random, or its shape depends on values."""
+    random = torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+    return random or _name(operator).rpartition(".")[2] in _VARYING
+
+
+def _name(operator: Any) -> str:
+    return str(getattr(operator, "overloadpacket", operator))
+
+
+def _unsupported(operator: Any) -> str:
+    if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
         return (
             f"{operator} draws random numbers, which would differ in every pass; use mask.random, "
             "or draw them before and capture the tensor"
         )
-    if any(v in short for v in _VARYING):
+    if varies(operator):
         return (
             f"the shape of the result of {operator} depends on values; compute it before, and "
             "capture the tensor, or use torch.where"

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
@@ -34,12 +34,17 @@ from primitives.expr.errors import (
     name_of,
 )
 from primitives.expr.node import Capture, Node
-from primitives.expr.recorded import translate
+from primitives.expr.recorded import has_rule, translate, varies
 
 #: Keyword-only parameters a function may ask for besides its indices.
 LENGTHS = ("seqlen_q", "seqlen_k")
 
-_DECOMPOSITIONS: dict[Any, Callable] = dict(core_aten_decompositions())
+#: What the graph has no rule for is taken apart by torch's own decompositions.
+_DECOMPOSITIONS: dict[Any, Callable] = {
+    operator: rule
+    for operator, rule in decomposition_table.items()
+    if not has_rule(operator) and not varies(operator)
+}
 
 
 @attrs.frozen(eq=False)

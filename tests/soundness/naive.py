@@ -309,7 +309,9 @@ def _relative_bias(table, align="bottom_right"):
 
     def of(g):
         distance = _ahead(g, align)
-        nearest = torch.where(distance > reach, reach, torch.where(distance < -reach, -reach, distance))
+        nearest = torch.where(
+            distance > reach, reach, torch.where(distance < -reach, -reach, distance)
+        )
         return table[g.h, nearest + reach]
 
     return _bias(of)
