@@ -7,7 +7,8 @@ roundings narrower than float32, writes into what others see. `trace` is the onl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -27,21 +28,23 @@ _FLOAT8 = tuple(
 )
 
 
-_LIFT = torch.ops.aten.lift_fresh_copy.default
-
-
-def translate(module: fx.GraphModule, names: Sequence[str]) -> list[Any]:
+def translate(module: fx.GraphModule, names: Sequence[str], outside: Container[int]) -> list[Any]:
     """The outputs of a recorded graph whose inputs are the variables `names`.
+
+    `outside` has the ids of tensors that the function captured; a 0-d constant that is none of them
+    was made of a number inside the function.
 
     Returns:
         An `Array` or `Scatter` for each output, or None where the graph returns None.
     """
-    return _Translation(module, names).run()
+    return _Translation(module, names, outside).run()
 
 
 class _Translation:
-    def __init__(self, module: fx.GraphModule, names: Sequence[str]) -> None:
-        self.module = module
+    def __init__(
+        self, module: fx.GraphModule, names: Sequence[str], outside: Container[int]
+    ) -> None:
+        self.module, self.outside = module, outside
         self.values: dict[fx.Node, Any] = {}
         self.names = iter(names)
         #: Values that a view of exists, or that are captured: writing into them is refused.
@@ -70,22 +73,25 @@ class _Translation:
             raise Refusal(
                 f"a captured tensor has layout {tensor.layout}; capture a dense one (`.to_dense()`)"
             )
-        if tensor.dim() == 0 and all(u.target is _LIFT for u in node.users):
+        if tensor.dim() == 0 and id(tensor) not in self.outside:
             return arrays.scalar(A.const(tensor.item()))  # a number written inside the function
         return arrays.captured(Capture(tensor), tensor.shape)
 
     def _operator(self, node: fx.Node) -> Any:
         name = _name(node.target)
         result = node.meta.get("val")
-        mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+        mutable = is_mutable(node.target)
         rule = RULES.get(name.removesuffix("_") if mutable else name)
-        if rule is None or not isinstance(result, torch.Tensor):
+        args: Any = fx.map_arg(node.args, self.values.__getitem__)
+        kwargs: Any = fx.map_arg(dict(node.kwargs), self.values.__getitem__)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        first = result[0] if isinstance(result, list | tuple) and result else result
+        if rule is None or not isinstance(first, torch.Tensor):
             raise Refusal(_unsupported(node.target))
-        _refuse_rounding(name.removesuffix("_"), node, result.dtype)
+        _refuse_rounding(name.removesuffix("_"), node, first.dtype)
         self._note_views(node)
-        args = fx.map_arg(node.args, self.values.__getitem__)
-        kwargs = fx.map_arg(dict(node.kwargs), self.values.__getitem__)
-        produced = rule(Result(tuple(result.shape), result.dtype), *args, **kwargs)
+        produced = rule(Result(tuple(first.shape), first.dtype), *args, **kwargs)
         return self._written(node, produced) if mutable else produced
 
     def _note_views(self, node: fx.Node) -> None:
@@ -137,33 +143,38 @@ _VARYING = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "un
 _VARYING |= {"repeat_interleave", "bincount", "argwhere", "_local_scalar_dense"}
 
 
-def has_rule(operator: Any) -> bool:
+def has_rule(op: Any) -> bool:
     """Whether the graph can hold this operator as it is."""
-    return _name(operator) in RULES
+    return _name(op) in RULES
 
 
-def varies(operator: Any) -> bool:
+def is_mutable(op: Any) -> bool:
+    """Whether the operator writes into an argument."""
+    return bool(getattr(getattr(op, "_schema", None), "is_mutable", False))
+
+
+def varies(op: Any) -> bool:
     """Whether the result is random, or its shape depends on values."""
-    random = torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
-    return random or _name(operator).rpartition(".")[2] in _VARYING
+    random = torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+    return random or _name(op).rpartition(".")[2] in _VARYING
 
 
-def _name(operator: Any) -> str:
-    return str(getattr(operator, "overloadpacket", operator))
+def _name(op: Any) -> str:
+    return str(getattr(op, "overloadpacket", op))
 
 
-def _unsupported(operator: Any) -> str:
-    if torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ()):
+def _unsupported(op: Any) -> str:
+    if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()):
         return (
-            f"{operator} draws random numbers, which would differ in every pass; use mask.random, "
+            f"{op} draws random numbers, which would differ in every pass; use mask.random, "
             "or draw them before and capture the tensor"
         )
-    if varies(operator):
+    if varies(op):
         return (
-            f"the shape of the result of {operator} depends on values; compute it before, and "
+            f"the shape of the result of {op} depends on values; compute it before, and "
             "capture the tensor, or use torch.where"
         )
     return (
-        f"operator {operator} is not one a mask or score function can use; write it with index "
+        f"operator {op} is not one a mask or score function can use; write it with index "
         "and float arithmetic, comparisons, torch.where, or captured tables"
     )

@@ -16,6 +16,7 @@ import attrs
 import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import _engine_run_backward
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
@@ -34,7 +35,7 @@ from primitives.expr.errors import (
     name_of,
 )
 from primitives.expr.node import Capture, Node
-from primitives.expr.recorded import has_rule, translate, varies
+from primitives.expr.recorded import has_rule, is_mutable, translate, varies
 
 #: Keyword-only parameters a function may ask for besides its indices.
 LENGTHS = ("seqlen_q", "seqlen_k")
@@ -43,7 +44,7 @@ LENGTHS = ("seqlen_q", "seqlen_k")
 _DECOMPOSITIONS: dict[Any, Callable] = {
     operator: rule
     for operator, rule in decomposition_table.items()
-    if not has_rule(operator) and not varies(operator)
+    if not (has_rule(operator) or varies(operator) or is_mutable(operator))
 }
 
 
@@ -108,14 +109,14 @@ class _Run:
     def value(self) -> Node:
         """Run, translate, and check the result."""
         try:
-            with _disable_current_modes(), preserve_node_meta():
+            with _disable_current_modes(), torch.device("cpu"), preserve_node_meta():
                 module = make_fx(
                     self._traced,
                     tracing_mode="fake",
                     decomposition_table=_DECOMPOSITIONS,
                     _allow_non_fake_inputs=True,
                 )(*self._examples())
-            self.outputs = translate(module, (*self.variables, *self.asked))
+            self.outputs = translate(module, (*self.variables, *self.asked), self.watch.captured)
             return _checked_result(self.returned, self.outputs[0], self.noun)
         except (Refusal, DefinitionError) as error:
             raise explain_failure(self.function, error) from None
@@ -158,10 +159,20 @@ class _Run:
         if not self.differentiate or not out.requires_grad:
             return [out]
         wanted = [by_name["score"]] if "score" in by_name else []
+        inputs = (*wanted, *self.watch.differentiable)
         try:
-            gradients = torch.autograd.grad(
-                out, [*wanted, *self.watch.differentiable], allow_unused=True
-            )
+            # What torch.autograd.grad calls; itself it would suspend the watch, under which the
+            # backward of a custom autograd function must run, too.
+            with self.watch:
+                gradients = _engine_run_backward(
+                    (out,),
+                    (torch.ones_like(out),),
+                    False,
+                    False,
+                    inputs,
+                    True,
+                    accumulate_grad=False,
+                )
         except Exception as error:
             self.failure = error
             return [out]
@@ -176,12 +187,12 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._captured: dict[int, torch.Tensor] = {}
+        self.captured: dict[int, torch.Tensor] = {}
 
     @property
     def differentiable(self) -> list[torch.Tensor]:
         """Captured tensors that require grad, in order of first use."""
-        return [t for t in self._captured.values() if t.requires_grad and t.dtype.is_floating_point]
+        return [t for t in self.captured.values() if t.requires_grad and t.dtype.is_floating_point]
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -206,7 +217,7 @@ class _Watch(TorchFunctionMode):
                 "define the mask or score mod outside of it"
             )
         if not isinstance(tensor, FakeTensor):
-            self._captured.setdefault(id(tensor), tensor)
+            self.captured.setdefault(id(tensor), tensor)
 
 
 #: Methods that need a number, and how `ValueNeeded` calls the question.
