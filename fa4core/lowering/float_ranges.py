@@ -46,6 +46,16 @@ def monotonic(operation: Callable[[Array, Array], Array], a: Range, b: Range) ->
     return rounded(result.lo, result.hi)
 
 
+def multiply(a: Range, b: Range) -> Range:
+    """A product; 0 times infinity is NaN even where the 0 lies inside a range."""
+    result = monotonic(np.multiply, a, b)
+    if np.any(np.isinf(result.lo)) or np.any(np.isinf(result.hi)):
+        for x, y in ((a, b), (b, a)):
+            zero = (x.lo <= 0) & (x.hi >= 0)
+            result = forget(result, zero & (np.isinf(y.lo) | np.isinf(y.hi)))
+    return result
+
+
 def divide(a: Range, b: Range) -> Range:
     result = monotonic(np.divide, a, b)
     return result if b.exact else forget(result, (b.lo <= 0) & (b.hi >= 0))
@@ -62,7 +72,7 @@ def remainder(a: Range, b: Range) -> Range:
     if a.exact and b.exact:  # exact operands far below 2^24 b: the remainder is exact
         sharp = known & (np.mod(a.lo, 1) == 0) & (np.mod(b.lo, 1) == 0) & (np.abs(a.lo) < 2.0**24)
         lo, hi = np.where(sharp, np.mod(a.lo, b.lo), lo), np.where(sharp, np.mod(a.lo, b.lo), hi)
-    return forget(rounded(lo, hi), ~known)
+    return forget(rounded(lo, hi), ~(known & np.isfinite(a.lo) & np.isfinite(a.hi)))
 
 
 def power(a: Range, b: Range) -> Range:

@@ -11,6 +11,7 @@ from fa4core.lowering.float_ranges import (
     atan2,
     divide,
     monotonic,
+    multiply,
     power,
     remainder,
     rounded,
@@ -103,7 +104,7 @@ def _xor(a: Range, b: Range) -> Range:
 
 def _where(c: Range, a: Range, b: Range) -> Range:
     if c.exact:
-        lo = np.where(c.lo, a.lo, b.lo)
+        lo: Array = np.where(c.lo, a.lo, b.lo)
         return Range(lo) if a.exact and b.exact else Range(lo, np.where(c.lo, a.hi, b.hi))
     lo = np.where(c.lo, a.lo, np.where(c.hi, np.minimum(a.lo, b.lo), b.lo))
     return Range(lo, np.where(c.lo, a.hi, np.where(c.hi, np.maximum(a.hi, b.hi), b.hi)))
@@ -150,7 +151,7 @@ def apply(op: str, kind: str, attr: Any, args: Sequence[Range]) -> Range:
     if op in _BY_NAME:
         return _BY_NAME[op](*args)
     if op == "mul":
-        return product(args) if kind == "int" else monotonic(np.multiply, *args)
+        return product(args) if kind == "int" else multiply(*args)
     if op == "mod":
         return mod(*args) if kind == "int" else remainder(*args)
     if op == "xor":

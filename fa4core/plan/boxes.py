@@ -67,67 +67,74 @@ class Boxes:
 class Analysis:
     """A program over groups: its leaves' tables, and evaluation over boxes and points."""
 
-    def __init__(self, program: Program, groups: Groups, tile_q: int, tile_k: int) -> None:
-        self.program, self.groups, self.tables = program, groups, Tables()
+    def __init__(
+        self, program: Program, groups: Groups, tile_q: int, tile_k: int, tables: Tables
+    ) -> None:
+        self.program, self.groups, self.tables = program, groups, tables
         self.tile = {"q": tile_q, "k": tile_k}
         tiles_q, tiles_k = groups.tiles(tile_q, tile_k)
         self.top = TILE
         while _pairs(tiles_q, tiles_k, self.top) > max(_FIRST, len(groups)):
             self.top += 1
-        self.axes = [self._axis(*key) for key in self._signatures()]
+        self.axes: dict[str, Axis] = {}
+        self.sequence: dict[str, np.ndarray] = {}
+        for name in ("q", "k"):
+            self._add_axis(name)
         self.fixed = group_values(program, groups, self.tables)
 
-    def _signatures(self) -> list[tuple[str, frozenset[str]]]:
-        nodes = [*self.program.leaves["q"], *self.program.leaves["k"]]
-        for sides in self.program.equalities.values():
-            nodes += sides
-        return list(dict.fromkeys(_signature(n) for n in nodes if axes_of(n)))
-
-    def _axis(self, name: str, names: frozenset[str]) -> tuple[Axis, np.ndarray]:
-        """The axis of all leaves with these dependences, and the sequence of each group."""
-        used = [self.groups.columns[n] for n in sorted(names)]
-        rows, sequence = np.unique(np.stack(used), axis=1, return_inverse=True)
-        columns = dict(zip(sorted(names), rows, strict=True))
-        axis = Axis(name, self.tile[name], columns[f"seqlen_{name}"], columns, self.top)
-        key = (name, names)
+    def _add_axis(self, name: str) -> None:
+        """Reduce the leaves of one axis; groups that agree in what these use share a sequence."""
         sides = [s for pair in self.program.equalities.values() for s in pair]
-        axis.reduce(
-            [n for n in self.program.leaves[name] if _signature(n) == key],
-            list(dict.fromkeys(s for s in sides if _signature(s) == key)),
-            self.tables,
+        leaves, sets = self.program.leaves[name], [s for s in sides if axes_of(s) == name]
+        used = set().union(*(n.free for n in (*leaves, *sets))) & set(VARIABLES)
+        names = sorted(used | {f"seqlen_{name}"})
+        rows, sequence = np.unique(
+            np.stack([self.groups.columns[n] for n in names]), axis=1, return_inverse=True
         )
-        return axis, sequence.reshape(-1)
+        columns = dict(zip(names, rows, strict=True))
+        axis = Axis(name, self.tile[name], columns[f"seqlen_{name}"], columns, self.top)
+        axis.reduce(leaves, list(dict.fromkeys(sets)), self.tables)
+        self.axes[name], self.sequence[name] = axis, sequence.reshape(-1)
 
     def bound(self, boxes: Boxes) -> Range:
         """The mask's three-valued range over boxes."""
         values = {leaf: _pick(r, boxes.group) for leaf, r in self.fixed.items()}
         present: dict[Node, np.ndarray] = {}
-        for axis, sequence in self.axes:
-            block = boxes.i if axis.name == "q" else boxes.j
-            which = sequence[boxes.group]
-            values |= axis.ranges(boxes.level, which, block)
-            at = axis.offsets[boxes.level][which] + block
-            present |= {n: levels[boxes.level][at] for n, levels in axis.present.items()}
+        for name, axis in self.axes.items():
+            block = boxes.i if name == "q" else boxes.j
+            sequence = self.sequence[name][boxes.group]
+            values |= axis.ranges(boxes.level, sequence, block)
+            present |= axis.signatures(boxes.level, sequence, block)
         differ = {
             node: (present[left] & present[right]) == 0
             for node, (left, right) in self.program.equalities.items()
-            if left in present and right in present
         }
         return self._evaluate(values, differ, (len(boxes),))
 
     def points(self, group: np.ndarray, q: np.ndarray, k: np.ndarray) -> Range:
-        """The mask at every pair of `q[n, :, None]` and `k[n, None, :]` of group `n`."""
-        at = group[:, None, None]
-        values = {leaf: _pick(r, at) for leaf, r in self.fixed.items()}
-        for axis, sequence in self.axes:
-            if not axis.low:
-                continue
-            index = q[:, :, None] if axis.name == "q" else k[:, None, :]
-            variables = axis.variables(sequence[at], index)
-            leaves = tuple(axis.low)
+        """The mask at every pair of `q[:, n]` and `k[:, n]` of group `n`: (queries, keys, n)."""
+        values = {leaf: _pick(r, group) for leaf, r in self.fixed.items()}
+        for name, axis in self.axes.items():
+            index = q[:, None] if name == "q" else k[None]
+            leaves = self.program.leaves[name]
+            variables = axis.variables(self.sequence[name][group], index)
             found = evaluate(leaves, plain(*leaves), variables, self.tables)
             values |= dict(zip(leaves, found, strict=True))
-        return self._evaluate(values, None, (len(group), q.shape[1], k.shape[1]))
+        return self._evaluate(values, None, (len(q), len(k), len(group)))
+
+    def extent(self, boxes: Boxes, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """First index and end of each box on an axis."""
+        block = boxes.i if name == "q" else boxes.j
+        return self.axes[name].extent(boxes.level, self.sequence[name][boxes.group], block)
+
+    def filled(self, boxes: Boxes) -> np.ndarray:
+        """Which boxes, parts of tiles, have any element."""
+        result = np.ones(len(boxes), bool)
+        for name, axis in self.axes.items():
+            block = boxes.i if name == "q" else boxes.j
+            at = axis.offsets[boxes.level][self.sequence[name][boxes.group]] + block
+            result &= axis.filled[boxes.level][at]
+        return result
 
     def _evaluate(
         self,
@@ -160,11 +167,6 @@ class Analysis:
 
 def _pick(r: Range, group: np.ndarray) -> Range:
     return Range(r.lo[group]) if r.exact else Range(r.lo[group], r.hi[group])
-
-
-def _signature(leaf: Node) -> tuple[str, frozenset[str]]:
-    axis = axes_of(leaf)
-    return axis, frozenset({*leaf.free & set(VARIABLES), f"seqlen_{axis}"})
 
 
 def _pairs(tiles_q: np.ndarray, tiles_k: np.ndarray, level: int) -> int:

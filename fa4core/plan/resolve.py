@@ -1,21 +1,21 @@
 """What the bounds of whole tiles leave open: decided by parts of tiles and by single elements.
 
-In order of cost, each for the tiles that are still open: a few elements; bounds of 16 parts; 256
-elements; bounds of 256 parts; every element of the parts that are open. A true and a false element
-prove a tile partial; parts that are all empty or all full prove the tile empty or full. Used by
-`classify` only.
+In order of cost, each for the tiles that are still open: a few elements; bounds of 16 parts; a few
+elements of those parts that are open; bounds of their parts; every element of what is open then.
+A true and a false element prove a tile partial; parts that are all empty or all full prove the tile
+empty or full. Used by `classify` only.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa4core.plan.axis import FACTOR, TILE, block_start
+from fa4core.plan.axis import FACTOR, TILE
 from fa4core.plan.boxes import Analysis, Boxes, joined
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 
 _CHUNK = 1 << 16  # elements evaluated at once
-_PROBES = (4, 16)  # elements per axis, in the first and the second attempt
+_PROBES = 4  # elements probed on each axis
 
 
 class Budget:
@@ -51,12 +51,10 @@ def resolve(analysis: Analysis, tiles: Boxes, budget: Budget) -> np.ndarray:
     if len(tiles) == 0:
         return kind
     owner = np.arange(len(tiles))
-    _probe(analysis, state, tiles, owner, _PROBES[0])
+    _probe(analysis, state, tiles, owner)
     parts, part_owner, dropped = _split(analysis, state, tiles, owner)
-    still_open = np.flatnonzero(np.bincount(part_owner, minlength=len(tiles)))
-    _probe(analysis, state, tiles, still_open, _PROBES[1])
-    keep = state.open[part_owner]
-    parts, part_owner, more = _split(analysis, state, parts.select(keep), part_owner[keep])
+    _probe(analysis, state, parts, part_owner)
+    parts, part_owner, more = _split(analysis, state, parts, part_owner)
     dropped |= more
     keep = state.open[part_owner]
     parts, part_owner = parts.select(keep), part_owner[keep]
@@ -67,30 +65,23 @@ def resolve(analysis: Analysis, tiles: Boxes, budget: Budget) -> np.ndarray:
     return kind
 
 
-def _ends(analysis: Analysis, boxes: Boxes, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """First index and end of each box on an axis, clipped to the sequence."""
-    block = boxes.i if axis == "q" else boxes.j
-    length = analysis.groups.columns[f"seqlen_{axis}"][boxes.group]
-    tile = analysis.tile[axis]
-    first = block_start(block, boxes.level, tile)
-    return np.minimum(first, length), np.minimum(block_start(block + 1, boxes.level, tile), length)
-
-
-def _probe(analysis: Analysis, state: _State, tiles: Boxes, which: np.ndarray, probes: int) -> None:
-    """Evaluate `probes` x `probes` elements, corners included, of the tiles `which`."""
-    which = which[: state.budget.afford(len(which), probes * probes)]
+def _probe(analysis: Analysis, state: _State, boxes: Boxes, owner: np.ndarray) -> None:
+    """Evaluate a few elements, corners included, of boxes of tiles that are open."""
+    which = np.flatnonzero(state.open[owner])
+    which = which[: state.budget.afford(len(which), _PROBES * _PROBES)]
     # uneven distances, so that a regular pattern of the mask cannot hide between them
-    place = np.linspace(0, 1, probes) ** 1.17
-    for start in range(0, len(which), max(1, _CHUNK // probes**2)):
-        chosen = which[start : start + max(1, _CHUNK // probes**2)]
-        boxes = tiles.select(chosen)
+    place = np.linspace(0, 1, _PROBES) ** 1.17
+    for start in range(0, len(which), _CHUNK // _PROBES**2):
+        now = which[start : start + _CHUNK // _PROBES**2]
+        now = now[state.open[owner[now]]]
+        chosen = boxes.select(now)
         at = []
         for axis in ("q", "k"):
-            first, end = _ends(analysis, boxes, axis)
-            at.append(first[:, None] + np.rint((end - 1 - first)[:, None] * place).astype(np.int64))
-        r = analysis.points(boxes.group, at[0], at[1])
-        state.true[chosen] |= r.lo.any(axis=(1, 2))
-        state.false[chosen] |= ~r.hi.all(axis=(1, 2))
+            first, end = analysis.extent(chosen, axis)
+            at.append(first + np.rint((end - 1 - first) * place[:, None]).astype(np.int64))
+        r = analysis.points(chosen.group, at[0], at[1])
+        state.true[owner[now[r.lo.any(axis=(0, 1))]]] = True
+        state.false[owner[now[~r.hi.all(axis=(0, 1))]]] = True
 
 
 def _split(
@@ -110,10 +101,7 @@ def _split(
         parts = analysis.children(chunk)
         # children of the parts of one tile keep their tile: there are FACTOR^2 of each
         part_owner = np.repeat(chunk_owner, FACTOR * FACTOR)
-        present = np.ones(len(parts), bool)
-        for axis in ("q", "k"):
-            first, end = _ends(analysis, parts, axis)
-            present &= end > first
+        present = analysis.filled(parts)
         parts, part_owner = parts.select(present), part_owner[present]
         r = analysis.bound(parts)
         state.true[part_owner[r.lo]] = True
@@ -127,23 +115,31 @@ def _split(
 def _elements(analysis: Analysis, state: _State, parts: Boxes, owner: np.ndarray) -> np.ndarray:
     """Evaluate every element of the parts; returns the tiles that stay unknown."""
     unknown = np.zeros(len(state.true), bool)
-    sides = []
-    for axis in ("q", "k"):
-        first, end = _ends(analysis, parts, axis)
-        sides.append((first, end - 1, int((end - first).max(initial=1))))
-    (q, q_last, q_size), (k, k_last, k_size) = sides
-    allowed = state.budget.afford(len(parts), q_size * k_size)
-    unknown[owner[allowed:]] = True
-    size = max(1, _CHUNK // (q_size * k_size))
-    for start in range(0, allowed, size):
-        now = np.arange(start, min(start + size, allowed))
+    (q, q_end), (k, k_end) = (analysis.extent(parts, axis) for axis in ("q", "k"))
+    # parts of like shape together, in arrays of the largest of a batch; small ones first
+    order = np.lexsort((k_end - k, q_end - q))
+    cost = np.cumsum((q_end - q)[order] * (k_end - k)[order])
+    allowed = int(np.searchsorted(cost, state.budget.left, side="right"))
+    state.budget.left -= int(cost[allowed - 1]) if allowed else 0
+    unknown[owner[order[allowed:]]] = True
+    start = 0
+    while start < allowed:
+        largest = int(cost[start] - (cost[start - 1] if start else 0))
+        now = order[start : min(allowed, start + max(1, _CHUNK // largest))]
+        largest = int((q_end - q)[now].max() * (k_end - k)[now].max())
+        now = now[: max(1, _CHUNK // largest)]
+        start += len(now)
         now = now[state.open[owner[now]]]
-        rows = np.minimum(q[now, None] + np.arange(q_size), q_last[now, None])
-        columns = np.minimum(k[now, None] + np.arange(k_size), k_last[now, None])
+        if len(now) == 0:
+            continue
+        rows, columns = (
+            np.minimum(first[now] + np.arange((end - first)[now].max())[:, None], end[now] - 1)
+            for first, end in ((q, q_end), (k, k_end))
+        )
         r = analysis.points(parts.group[now], rows, columns)
-        state.true[owner[now[r.lo.any(axis=(1, 2))]]] = True
-        state.false[owner[now[~r.hi.all(axis=(1, 2))]]] = True
-        unknown[owner[now[(r.hi & ~r.lo).any(axis=(1, 2))]]] = True
+        state.true[owner[now[r.lo.any(axis=(0, 1))]]] = True
+        state.false[owner[now[~r.hi.all(axis=(0, 1))]]] = True
+        unknown[owner[now[(r.hi & ~r.lo).any(axis=(0, 1))]]] = True
     return unknown
 
 

@@ -188,7 +188,8 @@ def tile_map(
     """
     _check(mask, batch, heads, (tuple(seqlens_q), tuple(seqlens_k)), (tile_q, tile_k))
     program = split(mask)
-    every, group = _distinct(program, batch, heads, seqlens_q, seqlens_k)
+    tables = Tables()
+    every, group = _distinct(program, batch, heads, seqlens_q, seqlens_k, tables)
     tiles_q, _ = every.tiles(tile_q, tile_k)
     first_row = np.concatenate([[0], np.cumsum(tiles_q)])
     found: list[Rectangles] = []
@@ -196,7 +197,7 @@ def tile_map(
     portions = _portions(every, tile_q, tile_k)
     for chosen in portions:
         budget.left += exact_budget // len(portions)  # what one leaves, the next may use
-        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k), budget)
+        part = classify(Analysis(program, every.select(chosen), tile_q, tile_k, tables), budget)
         found.append(attrs.evolve(part, group=part.group + chosen.start))
     joined = Rectangles(
         *(np.concatenate([getattr(r, f.name) for r in found]) for f in attrs.fields(Rectangles))
@@ -239,7 +240,12 @@ def _check(
 
 
 def _distinct(
-    program: Program, batch: int, heads: int, seqlens_q: Sequence[int], seqlens_k: Sequence[int]
+    program: Program,
+    batch: int,
+    heads: int,
+    seqlens_q: Sequence[int],
+    seqlens_k: Sequence[int],
+    tables: Tables,
 ) -> tuple[Groups, np.ndarray]:
     """Groups with maps of their own, and which of them each (b, h) uses.
 
@@ -257,7 +263,7 @@ def _distinct(
         *(n.free for n in [*program.leaves["q"], *program.leaves["k"], *sides] if axes_of(n))
     )
     keys = [every.columns[n] for n in VARIABLES if n in used or n.startswith("seqlen")]
-    for r in group_values(program, every, Tables()).values():
+    for r in group_values(program, every, tables).values():
         for bound in (r.lo,) if r.exact else (r.lo, r.hi):
             wide = bound.astype(np.float64 if bound.dtype.kind == "f" else np.int64)
             keys.append(wide.view(np.int64))

@@ -264,23 +264,65 @@ def chunked(size: int) -> MaskFunction:
     return and_masks(causal, lambda b, h, q, k: q // size == k // size)
 
 
-# --------------------------------------------------------------------------------- the cases
-
-_OFFSETS = lengths(1000, 12, 0)
-_IDS = document_ids(_OFFSETS)
-_WINDOWS = torch.tensor([30, 100, 300, 100])
-_ANCESTORS = torch.eye(60, dtype=torch.bool)
-for _node in range(1, 60):
-    _ANCESTORS[_node] |= _ANCESTORS[(_node - 1) // 2]
-
-
-def _global_tokens(window: int, marked: torch.Tensor) -> MaskFunction:
+def global_tokens(window: int, marked: torch.Tensor) -> MaskFunction:
     return or_masks(
         lambda b, h, q, k: (q - k).abs() <= window, lambda b, h, q, k: marked[q] | marked[k]
     )
 
 
-#: Masks for which almost nothing may be left undecided. Lengths are no multiples of tiles.
+def documents(ids: torch.Tensor) -> MaskFunction:
+    return lambda b, h, q, k: ids[q] == ids[k]
+
+
+def window_per_head(widths: torch.Tensor) -> MaskFunction:
+    return lambda b, h, q, k: (q - k).abs() <= widths[h]
+
+
+def prefix_per_batch(prefix: torch.Tensor) -> MaskFunction:
+    return lambda b, h, q, k: (k < prefix[b]) | (q >= k)
+
+
+def dense(mask: torch.Tensor) -> MaskFunction:
+    if mask.dim() == 2:
+        return lambda b, h, q, k: mask[q, k]
+    return lambda b, h, q, k: mask[b, h, q, k]
+
+
+def blocks(mask: torch.Tensor, block_q: int, block_k: int) -> MaskFunction:
+    return lambda b, h, q, k: mask[b, h, q // block_q, k // block_k]
+
+
+def adjacency(ids: torch.Tensor, allowed: torch.Tensor) -> MaskFunction:
+    return lambda b, h, q, k: allowed[ids[q], ids[k]]
+
+
+def relative(table: torch.Tensor, threshold: float) -> MaskFunction:
+    return lambda b, h, q, k: table[q - k + len(table) // 2] > threshold
+
+
+def offset_table(table: torch.Tensor) -> MaskFunction:
+    """Indexed from -len(table) on: negative indices count from the end."""
+    return lambda b, h, q, k: table[q - len(table)] <= k
+
+
+def per_head(b, h, q_idx, kv_idx):
+    return torch.where(h < 2, q_idx >= kv_idx, (q_idx - kv_idx).abs() < 100)
+
+
+# --------------------------------------------------------------------------------- the cases
+
+_OFFSETS = lengths(1000, 12, 0)
+_IDS = document_ids(_OFFSETS)
+_PREFIX_OF = torch.tensor([0, 0, 0, 3, 3, 3, 3, 7, 7, 7, 10, 10])
+_INTERVALS = torch.tensor([[0, 300], [200, 420], [420, 700]])
+_CHOSEN = torch.randint(0, 10, (2, 3, 10, 3), generator=torch.Generator().manual_seed(1))
+_WAVE = (torch.arange(1999).float() * 0.01).sin().bfloat16()
+_ANCESTORS = torch.eye(60, dtype=torch.bool)
+for _node in range(1, 60):
+    _ANCESTORS[_node] |= _ANCESTORS[(_node - 1) // 2]
+
+#: Masks for which at most 2 % of the empty and full tiles may be left undecided. Lengths are no
+#: multiples of tiles.
 TIGHT = [
     Case("causal", causal, 1000, 1000),
     Case("causal, more queries", causal, 1000, 300),
@@ -288,114 +330,49 @@ TIGHT = [
     Case("window", sliding_window(150), 1000, 1000),
     Case("symmetric window", lambda b, h, q, k: (q - k).abs() <= 77, 1000, 1000),
     Case("prefix", or_masks(causal, lambda b, h, q, k: k < 333), 1000, 1000),
-    Case("sorted documents", lambda b, h, q, k: _IDS[q] == _IDS[k], 1000, 1000),
+    Case("sorted documents", documents(_IDS), 1000, 1000),
     Case("chunked", chunked(100), 1000, 1000),
     Case("dilated", dilated(300, 7), 1000, 1000),
     Case("block diffusion", block_diffusion(500, 48), 1000, 1000),
-    Case(
-        "where per head",
-        lambda b, h, q, k: torch.where(h < 2, q >= k, (q - k).abs() < 100),
-        1000,
-        1000,
-        heads=3,
-    ),
+    Case("where per head", per_head, 1000, 1000, heads=3),
     Case("not", lambda b, h, q, k: ~((q >= k) & (q - k < 200)), 1000, 1000),
     Case("xor", lambda b, h, q, k: (q >= k) ^ (k < 400), 1000, 1000),
     Case("1-d neighbourhood", natten_1d(1000, 101), 1000, 1000),
     Case("2-d neighbourhood", natten_2d(50, 20, 13, 7), 1000, 1000),
     Case("2-d neighbourhood, wide rows", natten_2d(250, 4, 33, 3), 1000, 1000),
     Case("3-d neighbourhood", natten_3d((6, 12, 14), (3, 5, 7)), 1008, 1008),
-    Case("window per head", lambda b, h, q, k: (q - k).abs() <= _WINDOWS[h], 1000, 1000, 1, 4),
+    Case("window per head", window_per_head(torch.tensor([30, 100, 300, 100])), 1000, 1000, 1, 4),
+    Case("local causal documents", local(causal, _OFFSETS), 1000, 1000),
+    Case("dense", dense(random((500, 700), 0.001)), 500, 700),
+    Case("dense per head", dense(random((2, 2, 300, 200), 0.003)), 300, 200, 2, 2),
+    Case("block matrix", blocks(random((2, 2, 8, 16), 0.3), 128, 64), 1000, 1000, 2, 2),
 ]
 
-#: Masks in attention-gym's style (and some beyond) that must at least be sound.
-CASES = [
-    *TIGHT,
-    Case("local causal documents", local(causal, _OFFSETS), 1000, 1000),
+#: Masks in attention-gym's style, and some beyond, that must be sound.
+SOUND = [
     Case("local window documents", local(sliding_window(60), _OFFSETS), 1000, 1000),
     Case("packed causal documents", packed_causal(_OFFSETS), 1000, 1000),
     Case("tiled neighbourhood", tiled_natten(32, 32, 9, 8), 1024, 1024),
     Case("morton neighbourhood", morton_natten(32, 9), 1024, 1024),
     Case("sliding tiles with text", sliding_tiles(24, 12, 4, 30), 616, 616),
-    Case("flamingo", flamingo(torch.tensor([[0, 300], [200, 420], [420, 700]]), 64), 700, 192),
-    Case("global tokens", _global_tokens(60, random((900,), 0.01)), 900, 900),
+    Case("flamingo", flamingo(_INTERVALS, 64), 700, 192),
+    Case("global tokens", global_tokens(60, random((900,), 0.01)), 900, 900),
     Case("tree", tree(400, _ANCESTORS), 60, 460),
     Case("draft training", draft_training(130, 24), 480, 610),
-    Case(
-        "shared prefix",
-        shared_prefix(_OFFSETS, torch.tensor([0, 0, 0, 3, 3, 3, 3, 7, 7, 7, 10, 10])),
-        1000,
-        1000,
-    ),
-    Case(
-        "top-k tiles",
-        top_k_tiles(
-            torch.randint(0, 10, (2, 3, 10, 3), generator=torch.Generator().manual_seed(1)), 64
-        ),
-        640,
-        640,
-        2,
-        3,
-    ),
+    Case("shared prefix", shared_prefix(_OFFSETS, _PREFIX_OF), 1000, 1000),
+    Case("top-k tiles", top_k_tiles(_CHOSEN, 64), 640, 640, 2, 3),
     Case("batched causal", batched(causal, 170), 1000, 1000),
     Case("temporal head", temporal_head(100, 90, 20), 1000, 1000),
-    Case(
-        "unsorted documents",
-        lambda b, h, q, k: (_IDS * 7 % 12)[q] == (_IDS * 7 % 12)[k],
-        1000,
-        1000,
-    ),
-    Case("interleaved documents", local(causal, lengths(900, 9, 3)), 900, 900),
-    Case("dense", (lambda m: lambda b, h, q, k: m[q, k])(random((500, 700), 0.001)), 500, 700),
-    Case(
-        "dense per head",
-        (lambda m: lambda b, h, q, k: m[b, h, q, k])(random((2, 2, 300, 200), 0.003)),
-        300,
-        200,
-        2,
-        2,
-    ),
-    Case(
-        "block matrix",
-        (lambda m: lambda b, h, q, k: m[b, h, q // 128, k // 64])(random((2, 2, 8, 16), 0.3)),
-        1000,
-        1000,
-        2,
-        2,
-    ),
-    Case(
-        "adjacency of documents",
-        (lambda m: lambda b, h, q, k: m[_IDS[q], _IDS[k]])(random((12, 12), 0.3)),
-        1000,
-        1000,
-    ),
-    Case(
-        "relative table",
-        (lambda t: lambda b, h, q, k: t[q - k + 999] > 0.5)(
-            (torch.arange(1999).float() * 0.01).sin().bfloat16()
-        ),
-        1000,
-        1000,
-    ),
+    Case("unsorted documents", documents(_IDS * 7 % 12), 1000, 1000),
+    Case("interleaved documents", documents(torch.arange(900) % 9), 900, 900),
+    Case("adjacency of documents", adjacency(_IDS, random((12, 12), 0.3)), 1000, 1000),
+    Case("relative table", relative(_WAVE, 0.5), 1000, 1000),
     Case("float scores", lambda b, h, q, k: torch.exp(-(q - k).abs() / 50.0) > 0.1, 700, 700),
     Case("bit trick", lambda b, h, q, k: ((q ^ k) & 96) == 0, 700, 700),
     Case("stripes", lambda b, h, q, k: (k % 128 == q % 128) | (q - k == 0), 700, 700),
-    Case(
-        "per batch prefix",
-        (lambda n: lambda b, h, q, k: (k < n[b]) | (q >= k))(
-            torch.tensor([0, 500, 90], dtype=torch.int32)
-        ),
-        600,
-        600,
-        3,
-        2,
-    ),
-    Case(
-        "negative index",
-        (lambda t: lambda b, h, q, k: t[q - 600] <= k)(torch.arange(600)),
-        600,
-        600,
-    ),
+    Case("prefix per batch", prefix_per_batch(torch.tensor([0, 500, 90])), 600, 600, 3, 2),
+    Case("negative index", offset_table(torch.arange(600)), 600, 600),
     Case("all", lambda b, h, q, k: q >= 0, 300, 200),
     Case("none", lambda b, h, q, k: q < 0, 300, 200),
 ]
+CASES = [*TIGHT, *SOUND]
