@@ -86,6 +86,8 @@ def attention(
         None if scale is None else float(scale),
         backend,
     )
+    if q.dtype == torch.float32:  # the operator keeps them exact for the backward pass
+        lse, row_max = lse.float(), row_max.float()
     if return_lse and return_row_max:
         return out, lse, row_max
     if return_lse:

@@ -72,7 +72,10 @@ def forward(
     scale: float | None,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp and row maximum; see `fa4core.attention` for shapes."""
+    """Output, log-sum-exp and row maximum; see `fa4core.attention` for shapes.
+
+    The statistics are float64 for float32 inputs: the backward pass needs them so exactly.
+    """
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
@@ -81,7 +84,7 @@ def forward(
 
 @forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    statistics = torch.float32 if q.dtype.itemsize == 2 else torch.float64
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return (
         q.new_empty((*q.shape[:-1], v.shape[-1])),

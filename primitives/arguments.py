@@ -89,9 +89,7 @@ def number(
         raise TypeError(f"{what}={value!r}; a float or a floating-point tensor is accepted")
     else:
         value = parameter(float(value))
-    if value.device.type == "cpu" and not bool(
-        ((value > 0) if positive else (value == value)).all()
-    ):
+    if value.device.type == "cpu" and not bool(((value > 0) if positive else ~value.isnan()).all()):
         accepted = "a positive number" if positive else "a number"
         raise ValueError(f"{what}={shown(value)}; {accepted} is accepted")
     return value

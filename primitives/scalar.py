@@ -29,4 +29,4 @@ def parameter(value: bool | int | float | torch.Tensor) -> torch.Tensor:
     if not isinstance(value, bool | int | float):
         raise TypeError(f"a parameter is a bool, int, float or 0-d tensor; got {value!r}")
     dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
-    return torch.tensor(value, dtype=dtype)
+    return torch.tensor(value, dtype=dtype, device="cpu")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import attrs
 import torch
 
-from primitives.expr import Node, algebra, dump, pretty
-from primitives.expr.errors import DefinitionError, name_of
-from primitives.expr.trace import Derivative, derivative, trace
+from primitives.expr import Node, dump, pretty
+from primitives.expr.errors import name_of
+from primitives.expr.trace import Derivative, trace_with_derivative
 from primitives.scalar import parameter
 
 VARIABLES = ("b", "h", "q")
@@ -44,13 +44,8 @@ class Sink:
 
 def define(function: Callable[..., torch.Tensor]) -> Sink:
     """A sink from `function(b, h, q_idx) -> logit`."""
-    expr = trace(function, VARIABLES, "sink")
-    if expr.kind == "bool":
-        raise DefinitionError(
-            f"{name_of(function)} returns a bool; a sink function returns a logit"
-        )
-    rule = derivative(function, VARIABLES, expr)
-    return Sink(algebra.to_float(expr), lambda: rule, name_of(function))
+    expr, rule = trace_with_derivative(function, VARIABLES, "sink")
+    return Sink(expr, rule, name_of(function))
 
 
 def learned(logits: torch.Tensor) -> Sink:

@@ -53,7 +53,7 @@ def polynomial_exp2(x: Tensor, degree: int) -> Tensor:
     x = x.clamp(min=-127.0)
     whole = torch.floor(x)
     fraction = x - whole
-    p = torch.zeros_like(x)
+    p = fraction * 0.0  # not zeros: a NaN must stay one, in degree 0 too
     for coefficient in reversed(COEFFICIENTS[degree]):
         p = (p + coefficient) * fraction
     p = p + 1.0

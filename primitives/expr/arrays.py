@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from primitives.expr import algebra as A
+from primitives.expr.errors import Refusal
 from primitives.expr.node import Capture, Kind, Node
 
 Indices = tuple[Node, ...]
@@ -47,7 +48,7 @@ class Array:
     def scalar(self) -> Node:
         """The node of a 0-d array, or of an array with a single element."""
         if math.prod(self.shape) != 1:
-            raise TypeError(f"expected a scalar, got an array of shape {self.shape}")
+            raise Refusal(f"expected a scalar, got an array of shape {self.shape}")
         return self.at((A.const(0),) * len(self.shape))
 
 
@@ -82,6 +83,23 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*padded, strict=True))
 
 
+def indexed_shape(
+    shape: tuple[int, ...], indices: Sequence[tuple[int, ...] | None]
+) -> tuple[int, ...]:
+    """The shape of `tensor[indices]` for index tensors of the given shapes, as in numpy."""
+    padded = [*indices, *[None] * (len(shape) - len(indices))]
+    together = broadcast([i for i in padded if i is not None])
+    place = index_place(padded)
+    rest = [d for d, i in zip(shape, padded, strict=True) if i is None]
+    return (*rest[:place], *together, *rest[place:])
+
+
+def index_place(indices: Sequence[object]) -> int:
+    """Where the indexed dimensions land: at the first of them if adjacent, else in front."""
+    used = [d for d, i in enumerate(indices) if i is not None]
+    return used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+
+
 def _project(indices: Indices, shape: tuple[int, ...]) -> Indices:
     """The indices of an operand of `shape` under broadcasting."""
     own = indices[len(indices) - len(shape) :]
@@ -97,16 +115,26 @@ def elementwise(function: Callable[..., Node], kind: Kind, operands: Sequence[Ar
     return Array(shape, kind, at)
 
 
+def cast(value: Value, kind: Kind) -> Value:
+    if isinstance(value, Scatter) or value.kind == kind:
+        return value
+    return elementwise(lambda x: A.cast(x, kind), kind, [value])
+
+
 def materialise(value: Value) -> Array:
-    """A scatter seen as an array; possible where it has no entries or is a scalar."""
+    """A scatter seen as an array: an element is the sum of the entries that fall on it."""
     if isinstance(value, Array):
         return value
-    total: Node = A.const(0.0)
-    for indices, node in value.entries:
-        if indices:
-            raise TypeError("a gradient was used as a value")
-        total = A.add(total, node)
-    return Array(value.shape, "float", lambda _: total)
+    entries = value.entries
+
+    def at(indices: Indices) -> Node:
+        total: Node = A.const(0.0)
+        for place, node in entries:
+            here = A.logical_and(*(A.equal(p, i) for p, i in zip(place, indices, strict=True)))
+            total = A.add(total, A.where(here, node, 0.0))
+        return total
+
+    return Array(value.shape, "float", at)
 
 
 def scatter(value: Value) -> Scatter:
@@ -114,25 +142,33 @@ def scatter(value: Value) -> Scatter:
     if isinstance(value, Scatter):
         return value
     if math.prod(value.shape) > 64:
-        raise TypeError("a gradient with respect to a whole captured tensor, not to an element")
+        raise Refusal("a gradient with respect to a whole captured tensor, not to an element")
     cells: list[Indices] = [()]
     for size in value.shape:
         cells = [(*c, A.const(i)) for c in cells for i in range(size)]
     return Scatter(value.shape, tuple((c, value.at(c)) for c in cells))
 
 
+def widen(value: Scatter, shape: tuple[int, ...]) -> Scatter:
+    """A scatter broadcast to `shape`."""
+    if value.shape == shape:
+        return value
+    array = materialise(value)
+    return scatter(Array(shape, array.kind, lambda i: array.at(_project(i, array.shape))))
+
+
 def add(a: Value, b: Value) -> Value:
     if isinstance(a, Array) and isinstance(b, Array):
         return elementwise(A.add, "float", (a, b))
-    a, b = scatter(a), scatter(b)
-    return Scatter(broadcast((a.shape, b.shape)), a.entries + b.entries)
+    shape = broadcast((a.shape, b.shape))
+    return Scatter(shape, widen(scatter(a), shape).entries + widen(scatter(b), shape).entries)
 
 
 def scale(a: Scatter, b: Array, operation: Callable[[Node, Node], Node]) -> Scatter:
     """A linear operation of a scatter with an array: elementwise on the entries."""
-    return Scatter(
-        a.shape, tuple((i, operation(v, b.at(_project(i, b.shape)))) for i, v in a.entries)
-    )
+    shape = broadcast((a.shape, b.shape))
+    entries = widen(a, shape).entries
+    return Scatter(shape, tuple((i, operation(v, b.at(_project(i, b.shape)))) for i, v in entries))
 
 
 def reshape(a: Value, shape: tuple[int, ...]) -> Value:

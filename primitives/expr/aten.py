@@ -16,7 +16,7 @@ import torch
 from primitives.expr import algebra as A
 from primitives.expr import arrays
 from primitives.expr.arrays import Array, Scatter, Value
-from primitives.expr.errors import DefinitionError
+from primitives.expr.errors import Refusal
 from primitives.expr.node import Kind, Node, kind_of
 
 #: The longest sum, dot product or other reduction that is written out element by element.
@@ -35,7 +35,7 @@ class Result:
         return kind_of(self.dtype)
 
 
-Rule = Callable[..., Value]
+Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 
 
@@ -210,6 +210,7 @@ def _gelu(out: Result, a: Any, approximate: str = "none") -> Value:
 RULES |= {
     "aten.gelu": _gelu,
     "aten.silu": _promoted(lambda a: A.mul(a, A.unary("sigmoid", a))),
+    "aten.hypot": _promoted(lambda a, b: A.unary("sqrt", A.add(A.mul(a, a), A.mul(b, b)))),
     "aten.log10": _plain(lambda a: A.mul(A.unary("log", a), 1 / math.log(10))),
 }
 for _name in sorted(A.UNARY - {"sign", "tanh"}):
@@ -243,9 +244,13 @@ RULES |= {
     "aten.bitwise_xor": _bits("xor", A.logical_xor),
     "aten.bitwise_left_shift": _plain(lambda a, b: A.bitwise("shl", a, b)),
     "aten.bitwise_right_shift": _plain(lambda a, b: A.bitwise("shr", a, b)),
+    "aten.__and__": _bits("and", A.logical_and),
+    "aten.__or__": _bits("or", A.logical_or),
+    "aten.__xor__": _bits("xor", A.logical_xor),
     "aten.__lshift__": _plain(lambda a, b: A.bitwise("shl", a, b)),
     "aten.__rshift__": _plain(lambda a, b: A.bitwise("shr", a, b)),
     "aten.isnan": _plain(lambda a: A.logical_not(A.equal(A.to_float(a), A.to_float(a)))),
+    "aten.isfinite": _plain(lambda a: A.less(A.absolute(A.to_float(a)), math.inf)),
     "aten.isinf": _plain(lambda a: A.equal(A.absolute(A.to_float(a)), math.inf)),
 }
 
@@ -264,11 +269,20 @@ def _where(out: Result, condition: Any, a: Any, b: Any) -> Value:
     )
 
 
+@rule("aten.masked_fill")
+def _masked_fill(out: Result, a: Any, mask: Any, value: Any) -> Value:
+    return _where(out, mask, value, a)
+
+
+@rule("aten.copy", "aten.fill")
+def _copy(out: Result, a: Any, source: Any, *_: Any, **__: Any) -> Value:
+    return _expand(out, source)
+
+
 def _where_scatter(condition: Array, a: Value, b: Value) -> Value:
-    keep = arrays.elementwise(lambda c: A.where(c, 1.0, 0.0), "float", [condition])
-    drop = arrays.elementwise(lambda c: A.where(c, 0.0, 1.0), "float", [condition])
-    left = arrays.scale(arrays.scatter(a), keep, lambda v, m: A.where(A.equal(m, 0.0), 0.0, v))
-    right = arrays.scale(arrays.scatter(b), drop, lambda v, m: A.where(A.equal(m, 0.0), 0.0, v))
+    keep = arrays.elementwise(A.logical_not, "bool", [condition])
+    left = arrays.scale(arrays.scatter(a), condition, lambda v, c: A.where(c, v, 0.0))
+    right = arrays.scale(arrays.scatter(b), keep, lambda v, c: A.where(c, v, 0.0))
     return arrays.add(left, right)
 
 
@@ -282,17 +296,19 @@ def _to_copy(out: Result, a: Any, *_: Any, **__: Any) -> Value:
     return _elementwise(out, lambda x: x, a)
 
 
-@rule("aten.alias", "aten.clone", "aten.detach", "aten.lift_fresh_copy", "aten.lift_fresh")
+@rule(
+    "aten.alias",
+    "aten.real",
+    "aten.clone",
+    "aten.detach",
+    "aten.lift_fresh_copy",
+    "aten.conj_physical",
+)
 def _identity(out: Result, a: Any, **_: Any) -> Value:
     return _value(a)
 
 
-@rule("aten.scalar_tensor")
-def _scalar_tensor(out: Result, value: Any, **_: Any) -> Value:
-    return _full(out, (), value)
-
-
-@rule("aten.full", "aten.full_like", "aten.new_full")
+@rule("aten.scalar_tensor", "prims.scalar_tensor", "aten.full", "aten.full_like", "aten.new_full")
 def _full(out: Result, *args: Any, **_: Any) -> Value:
     value = args[-1]
     if out.kind == "float" and value == 0 and out.shape:
@@ -343,8 +359,12 @@ def _full_shape(shape: tuple[int, ...]) -> Array:
 
 @rule("aten.permute")
 def _permute(out: Result, a: Any, order: Sequence[int]) -> Value:
-    array, order = as_array(a), [d % len(out.shape) for d in order]
-    return Array(out.shape, array.kind, lambda i: array.at(tuple(i[order.index(d)] for d in order)))
+    order = [d % len(out.shape) for d in order]
+    if isinstance(a, Scatter):
+        return Scatter(out.shape, tuple((tuple(i[d] for d in order), v) for i, v in a.entries))
+    array = as_array(a)
+    place = [order.index(d) for d in range(len(order))]
+    return Array(out.shape, array.kind, lambda i: array.at(tuple(i[p] for p in place)))
 
 
 @rule("aten.transpose", "aten.t")
@@ -377,17 +397,37 @@ def _slice(
     )
 
 
+@rule("aten.unbind")
+def _unbind(out: Result, a: Any, dim: int = 0) -> list[Value]:
+    array = as_array(a)
+    return [_select(out, array, dim, i) for i in range(array.shape[dim % len(array.shape)])]
+
+
+@rule("aten.split", "aten.split_with_sizes")
+def _split(out: Result, a: Any, sizes: int | Sequence[int], dim: int = 0) -> list[Value]:
+    array = as_array(a)
+    dim %= len(array.shape)
+    length = array.shape[dim]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, length - i) for i in range(0, length, sizes)]
+    parts: list[Value] = []
+    start = 0
+    for size in sizes:
+        shape = (*array.shape[:dim], size, *array.shape[dim + 1 :])
+        parts.append(_slice(Result(shape, out.dtype), array, dim, start, start + size))
+        start += size
+    return parts
+
+
 @rule("aten.index", "aten._unsafe_index")
 def _index(out: Result, a: Any, indices: Sequence[Any]) -> Value:
     array = as_array(a)
     given = [None if i is None else as_array(i) for i in indices]
     if any(i is not None and i.kind == "bool" for i in given):
-        raise DefinitionError("indexing by a boolean selects a varying number; use torch.where")
+        raise Refusal("indexing by a boolean selects a varying number; use torch.where")
     given += [None] * (len(array.shape) - len(given))
-    used = [d for d, i in enumerate(given) if i is not None]
     shape = arrays.broadcast([i.shape for i in given if i is not None])
-    together = used == list(range(used[0], used[-1] + 1))
-    place = used[0] if together else 0  # where the indexed dimensions land, as in numpy
+    place = arrays.index_place(given)
 
     def at(position: tuple[Node, ...]) -> Node:
         inner = position[place : place + len(shape)]
@@ -410,6 +450,13 @@ def _gather(out: Result, a: Any, dim: int, index: Any, **_: Any) -> Value:
     return Array(out.shape, array.kind, lambda i: array.at((*i[:dim], chosen.at(i), *i[dim + 1 :])))
 
 
+@rule("aten.take")
+def _take(out: Result, a: Any, index: Any) -> Value:
+    array = as_array(a)
+    flat = arrays.reshape(array, (math.prod(array.shape),))
+    return _index(out, flat, [index])
+
+
 @rule("aten.cat")
 def _cat(out: Result, parts: Sequence[Any], dim: int = 0) -> Value:
     given = [as_array(p) for p in parts]
@@ -417,14 +464,15 @@ def _cat(out: Result, parts: Sequence[Any], dim: int = 0) -> Value:
 
     def at(i: tuple[Node, ...]) -> Node:
         start, chosen = out.shape[dim], None
-        for part in reversed(given):
-            start -= part.shape[dim]
-            value = _cast(part.at((*i[:dim], A.sub(i[dim], start), *i[dim + 1 :])), out.kind)
-            chosen = (
-                value if chosen is None else A.where(A.less_equal(start, i[dim]), chosen, value)
-            )
-        assert chosen is not None
-        return chosen
+        for part in reversed([p for p in given if p.shape[dim]]):
+            end, size = start, part.shape[dim]
+            start -= size
+            inside = A.sub(i[dim], start)
+            if size < out.shape[dim]:  # of an index in another part: any element, it isn't used
+                inside = A.extremum("min", A.extremum("max", inside, 0), size - 1)
+            value = _cast(part.at((*i[:dim], inside, *i[dim + 1 :])), out.kind)
+            chosen = value if chosen is None else A.where(A.less(i[dim], end), value, chosen)
+        return A.cast(A.const(0), out.kind) if chosen is None else chosen
 
     return Array(out.shape, out.kind, at)
 
@@ -438,10 +486,10 @@ def _reduction(combine: Callable[[Node, Node], Node]) -> Rule:
             return _sum_scatter(out, a, dims, keepdim)
         array = as_array(a)
         rank = len(array.shape)
-        reduced = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+        reduced = reduced_dims(dims, rank)
         count = math.prod(array.shape[d] for d in reduced)
         if count > MAX_REDUCTION:
-            raise DefinitionError(
+            raise Refusal(
                 f"a reduction over {count} elements inside a mask or score function; at most "
                 f"{MAX_REDUCTION} are written out. Reduce before, and capture the result."
             )
@@ -469,8 +517,7 @@ def _cells(sizes: Sequence[int]) -> list[tuple[Node, ...]]:
 
 
 def _sum_scatter(out: Result, a: Scatter, dims: Any, keepdim: bool) -> Value:
-    rank = len(a.shape)
-    reduced = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+    reduced = reduced_dims(dims, len(a.shape))
 
     def kept(i: tuple[Node, ...]) -> tuple[Node, ...]:
         cells = [A.const(0) if d in reduced else x for d, x in enumerate(i)]
@@ -479,16 +526,49 @@ def _sum_scatter(out: Result, a: Scatter, dims: Any, keepdim: bool) -> Value:
     return Scatter(out.shape, tuple((kept(i), v) for i, v in a.entries))
 
 
-RULES |= {
+def _whole(op: str) -> Rule:
+    def apply(out: Result, a: Any, *dims: Any) -> Value:
+        if dims:
+            raise Refusal(f"torch.{op} along a dimension; use torch.a{op}")
+        return REDUCTIONS[f"aten.a{op}"](out, a)
+
+    return apply
+
+
+def _mean(out: Result, a: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+    shape = a.shape
+    count = math.prod(shape[d] for d in reduced_dims(dims, len(shape)))
+    return _div(out, REDUCTIONS["aten.sum"](out, a, dims, keepdim), count)
+
+
+def reduced_dims(dims: int | Sequence[int] | None, rank: int) -> set[int]:
+    """The dimensions a reduction goes over; none given are all."""
+    if isinstance(dims, int):
+        return {dims % rank} if rank else set()
+    return {d % rank for d in dims or range(rank)} if rank else set()
+
+
+REDUCTIONS: dict[str, Rule] = {
     "aten.sum": _reduction(A.add),
     "aten.amax": _reduction(lambda a, b: A.extremum("max", a, b)),
     "aten.amin": _reduction(lambda a, b: A.extremum("min", a, b)),
+    "aten.max": _whole("max"),
+    "aten.min": _whole("min"),
     "aten.any": _reduction(A.logical_or),
     "aten.all": _reduction(A.logical_and),
     "aten.prod": _reduction(A.mul),
+    "aten.mean": _mean,
+    "prims.sum": _reduction(A.add),
 }
+RULES |= REDUCTIONS
 
 # --------------------------------------------------------------------------------- gradients
+
+RULES |= {
+    "aten.tanh_backward": _promoted(lambda g, y: A.mul(g, A.sub(1.0, A.mul(y, y)))),
+    "aten.sigmoid_backward": _promoted(lambda g, y: A.mul(g, A.mul(y, A.sub(1.0, y)))),
+    "aten.threshold_backward": _promoted(lambda g, x, t: A.where(A.less(t, x), g, 0.0)),
+}
 
 
 @rule("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put")
@@ -496,7 +576,7 @@ def _index_put(out: Result, a: Any, indices: Sequence[Any], value: Any, *flags: 
     """`zeros.index_put(indices, value, accumulate=True)`: the gradient of indexing."""
     base, given = _value(a), [None if i is None else as_array(i) for i in indices]
     if not isinstance(base, Scatter) or any(i is not None and i.shape for i in given):
-        raise DefinitionError("writing into a tensor inside a mask or score function")
+        raise Refusal("writing into a tensor inside a mask or score function")
     given += [None] * (len(base.shape) - len(given))
     entries = []
     for position, node in arrays.scatter(_value(value)).entries:

@@ -1,4 +1,8 @@
-"""Errors of tracing: they point at the user's own line and name the remedy."""
+"""Errors of tracing: they point at the user's own line and name the remedy.
+
+What was being asked of a traced value is known from the method that was called (`ValueNeeded`);
+which construct asked is read off the syntax tree at the failing instruction's position.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,18 @@ import linecache
 import sys
 import sysconfig
 import textwrap
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
+from types import CodeType, TracebackType
 
+import attrs
+import numpy
 import torch
 
-_OWN = Path(__file__).resolve().parents[2]
+_STDLIB = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
 _FOREIGN = tuple(
-    str(Path(p).resolve())
-    for p in (
-        Path(torch.__file__).parent,
-        sysconfig.get_paths()["stdlib"],
-        _OWN / "primitives" / "expr",
-        _OWN / "primitives" / "modifier.py",
-    )
+    str(Path(file).resolve().parent) for file in (torch.__file__, numpy.__file__, __file__)
 )
 
 
@@ -29,97 +30,234 @@ class DefinitionError(TypeError):
     """A mask or score function that cannot become a kernel, or is not what it was given as."""
 
 
-def explain_failure(function: Callable, error: BaseException) -> DefinitionError:
+class Refusal(Exception):
+    """What a traced operator can't do, said inside a trace; `explain_failure` adds the place.
+
+    No `TypeError`, because torch's operators take one for "the other operand may know better".
+    `place` is where the user's code asked for it, if that is not where the error was raised.
+    """
+
+    place: Place | None = None
+
+
+class ValueNeeded(Refusal):
+    """A traced value was asked for a number; `question` says how: bool, index, int, ..."""
+
+    def __init__(self, question: str) -> None:
+        super().__init__(f"the value of an index is asked for ({question})")
+        self.question = question
+
+
+def explain_failure(
+    function: Callable, error: BaseException, verb: str = "trace"
+) -> DefinitionError:
     """The error a user should see when `function` could not be traced because of `error`."""
-    frame = _user_frame(error)
-    where = name_of(function)
-    if frame is not None:
-        source = linecache.getline(frame.filename, frame.lineno or 0).strip()
-        where += f" ({frame.filename}, line {frame.lineno}):\n    {source}\n"
-        remedy = _remedy(source, error)
+    place = getattr(error, "place", None) or _user_place(error)
+    if place is None:
+        where, construct = f"{name_of(function)} ({location_of(function)})", ""
     else:
-        where += f" ({location_of(function)})"
-        remedy = _remedy("", error)
-    return DefinitionError(f"cannot trace {where.rstrip()}\n{remedy}")
+        where = f"{name_of(function)} ({place.filename}, line {place.line}):\n    {place.source}"
+        construct = place.construct()
+    return DefinitionError(f"cannot {verb} {where}\n{_remedy(error, construct)}")
 
 
 def name_of(function: Callable) -> str:
-    return getattr(function, "__name__", None) or type(function).__name__
+    named = getattr(function, "func", function)  # functools.partial
+    return getattr(named, "__name__", None) or type(named).__name__
 
 
 def location_of(function: Callable) -> str:
-    code = getattr(function, "__code__", None)
+    """File and line of a function, of a partial's function, or of an object's `__call__`."""
+    named = getattr(function, "func", function)
+    code = getattr(named, "__code__", None)
+    if code is None and hasattr(type(named), "__call__"):  # noqa: B004
+        code = getattr(type(named).__call__, "__code__", None)
     return f"{code.co_filename}, line {code.co_firstlineno}" if code else repr(function)
 
 
-def _user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame that is neither torch's, Python's own, nor this package's tracer."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        path = str(Path(frame.filename).resolve()) if frame.filename[0] != "<" else frame.filename
-        if not path.startswith(_FOREIGN) and not path.startswith(sys.prefix + "/lib"):
-            return frame
-    return None
+# ------------------------------------------------------------------------------- the user's line
 
 
-_BRANCH = (
-    "the function is traced once, for all indices at a time, so a value that depends on them has "
-    "no truth value yet."
-)
+@attrs.frozen
+class Place:
+    """An instruction of the user's code: its file, line and exact position in the source."""
 
+    filename: str
+    line: int
+    position: tuple[int, int, int, int] | None  # first line, last line, first column, last column
 
-def _remedy(source: str, error: BaseException) -> str:
-    """What went wrong and what to write instead, from the line and the exception."""
-    if isinstance(error, DefinitionError):
-        return str(error)
-    nodes = {type(n) for n in ast.walk(tree)} if (tree := _parse(source)) else set()
-    text = str(error)
-    if _is_value_needed(error):
-        if ".item(" in source or ".tolist(" in source:
-            return "`.item()` needs a number, but the index has none while tracing; use the tensor."
-        if ast.Not in nodes:
-            return f"`not` needs a truth value: {_BRANCH} Write `~(...)`."
-        if ast.And in nodes or ast.Or in nodes:
-            return (
-                f"`and`/`or` need a truth value: {_BRANCH} Write `(...) & (...)`, `(...) | (...)`."
-            )
-        if nodes & {ast.If, ast.IfExp, ast.While, ast.Assert}:
-            return (
-                f"Python control flow needs a truth value: {_BRANCH} Write `torch.where(c, a, b)`."
-            )
-        if _has_chain(tree):
-            return f"a chained comparison is an `and`: {_BRANCH} Write `(a <= x) & (x < b)`."
-        if any(f"{f}(" in source for f in ("min", "max", "sorted")):
-            return f"Python's min/max compare: {_BRANCH} Use `torch.minimum`, `torch.maximum`."
-        return (
-            f"this needs the value of an index: {_BRANCH} Use torch operations "
-            "(`torch.where`, `&`, `|`, `~`, `torch.minimum`, ...)."
-        )
-    if "index" in text and isinstance(error, TypeError):
-        return (
-            f"{text}. To index a Python list by an index, make it a tensor: `torch.tensor(list)`."
-        )
-    return f"{type(error).__name__}: {textwrap.shorten(text, 400)}"
+    @property
+    def source(self) -> str:
+        last = self.position[1] if self.position else self.line
+        lines = [linecache.getline(self.filename, n) for n in range(self.line, last + 1)][:4]
+        return textwrap.indent(textwrap.dedent("".join(lines)).strip(), "    ").strip()
 
-
-def _is_value_needed(error: BaseException) -> bool:
-    name = type(error).__name__
-    return name in ("GuardOnDataDependentSymNode", "DataDependentOutputException") or (
-        "tracing tensor" in str(error) or "data-dependent" in str(error)
-    )
-
-
-def _parse(source: str) -> ast.AST | None:
-    """The line's syntax tree; lines that open a block are completed first."""
-    for candidate in (source, source + "\n    pass", "if True: pass\n" + source + "\n    pass"):
+    def construct(self) -> str:
+        """What asked there: not, and, or, if, chain, min, range, subscript, slice, ...; or ''."""
+        if self.position is None:
+            return ""
         try:
-            return ast.parse(candidate)
+            tree = ast.parse("".join(linecache.getlines(self.filename)))
         except SyntaxError:
-            continue
+            return ""
+        around = [n for n in ast.walk(tree) if isinstance(n, _SPANNED) and _holds(n, self.position)]
+        around.sort(key=lambda n: (n.end_lineno - n.lineno, n.end_col_offset - n.col_offset))  # type: ignore[operator]
+        for node in around:
+            if isinstance(node, ast.Lambda | ast.FunctionDef):
+                return ""
+            if name := _name_of_construct(node, self.position):
+                return name
+        return ""
+
+
+_SPANNED = (ast.expr, ast.stmt)
+
+
+def _holds(node: ast.AST, position: tuple[int, int, int, int]) -> bool:
+    first, last, start, end = position
+    return (node.lineno, node.col_offset) <= (first, start) and (last, end) <= (  # type: ignore[attr-defined]
+        node.end_lineno,  # type: ignore[attr-defined]
+        node.end_col_offset,  # type: ignore[attr-defined]
+    )
+
+
+def _name_of_construct(node: ast.AST, position: tuple[int, int, int, int]) -> str:
+    if isinstance(node, ast.BoolOp):
+        return "and" if isinstance(node.op, ast.And) else "or"
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return "not"
+    if isinstance(node, ast.Compare):
+        if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+            return "in"
+        return "chain" if len(node.ops) > 1 else ""
+    if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+        names = {ast.While: "while", ast.Assert: "assert"}
+        return names.get(type(node), "if") if _holds(node.test, position) else ""
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return "store"
+    if isinstance(node, ast.Subscript):
+        return "slice" if any(isinstance(n, ast.Slice) for n in ast.walk(node.slice)) else "list"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return "math" if getattr(node.func.value, "id", "") == "math" else node.func.attr
+    return ""
+
+
+def _user_place(error: BaseException) -> Place | None:
+    """The innermost frame that is neither torch's, Python's own, nor this package's tracer."""
+    for step in reversed(list(_steps(error.__traceback__))):
+        if not _foreign(step.tb_frame.f_code.co_filename):
+            return _place(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
     return None
 
 
-def _has_chain(tree: ast.AST | None) -> bool:
-    return tree is not None and any(
-        isinstance(n, ast.Compare) and len(n.ops) > 1 for n in ast.walk(tree)
-    )
+def calling_place() -> Place | None:
+    """Where the user's code is now: the innermost frame of the running call that is the user's."""
+    frame = sys._getframe(1)
+    while frame is not None and _foreign(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else _place(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def _place(code: CodeType, instruction: int, line: int) -> Place:
+    spans = list(code.co_positions())[instruction // 2 : instruction // 2 + 1]
+    known = spans and all(x is not None for x in spans[0])
+    return Place(code.co_filename, line, spans[0] if known else None)  # type: ignore[arg-type]
+
+
+def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+@lru_cache(maxsize=4096)
+def _foreign(filename: str) -> bool:
+    if filename.startswith("<frozen"):
+        return True
+    path = str(Path(filename).resolve())
+    if path.startswith(_STDLIB) and "site-packages" not in path:
+        return True
+    return path.startswith(_FOREIGN)
+
+
+# ------------------------------------------------------------------------------------ the remedy
+
+_ONCE = (
+    "the function is traced once, for all indices at a time, so a value that depends on them is "
+    "not known yet."
+)
+_TRUTH = {
+    "not": "`not` needs a truth value: {once} Write `~(...)`.",
+    "and": "`and` needs a truth value: {once} Write `(...) & (...)`.",
+    "or": "`or` needs a truth value: {once} Write `(...) | (...)`.",
+    "chain": "a chained comparison is an `and`: {once} Write `(a <= x) & (x < b)`.",
+    "if": "Python's `if` needs a truth value: {once} Write `torch.where(condition, a, b)`.",
+    "while": "Python's `while` needs a truth value: {once} Loop over a fixed count.",
+    "assert": "`assert` needs a truth value: {once} Check what you captured before the function.",
+    "in": "`in` needs truth values: {once} Write `(x == a) | (x == b)`, or capture a bool table.",
+    "min": "Python's `min` compares: {once} Use `torch.minimum`, or `x.clamp(max=...)`.",
+    "max": "Python's `max` compares: {once} Use `torch.maximum`, or `x.clamp(min=...)`.",
+    "any": "Python's `any` needs truth values: {once} Join them with `|`.",
+    "all": "Python's `all` needs truth values: {once} Join them with `&`.",
+    "bool": "`bool(...)` needs a truth value: {once} Use `.bool()`, or a comparison.",
+}
+_NUMBER = {
+    "range": "`range` needs a number: {once} Loop over a fixed count, with `torch.where` inside.",
+    "slice": "a slice needs numbers: {once} Index with `table[start + i]` instead.",
+    "list": (
+        "a Python list, tuple or array needs a number as its index: {once} Make it a tensor before "
+        "the function: `table = torch.tensor(values)`."
+    ),
+    "int": "`int(...)` needs a number: {once} Use `.long()`.",
+    "float": "`float(...)` needs a number: {once} Use `.float()`.",
+    "round": "`round(...)` needs a number: {once} Use `torch.round`.",
+    "math": "functions of `math` need numbers: {once} Use torch's function of the same name.",
+}
+_ITEM = {
+    name: f"`.{name}()` reads a value: {{once}} Use the tensor itself; of a captured tensor, read "
+    "the value before the function."
+    for name in ("item", "tolist")
+} | {"store": "writes into a tensor at an index: {once} Choose values with `torch.where`."}
+_QUESTIONS = {
+    "bool": (
+        "a truth value is needed here: {once} Use torch operations (`torch.where`, `&`, `|`, `~`, "
+        "`torch.minimum`, ...)."
+    ),
+    "item": (
+        "a number is needed here: {once} Use the tensor itself; of a captured tensor, read the "
+        "value before the function."
+    ),
+    "numpy": (
+        "numpy needs numbers: {once} Use torch's functions; make arrays tensors before the "
+        "function."
+    ),
+    "in": _TRUTH["in"],
+    "int": _NUMBER["int"],
+    "float": "a Python float is needed here: {once} Use torch's functions, and `.float()`.",
+    "index": "a number is needed here: {once} Use torch operations on the tensor.",
+}
+
+
+#: What torch raises when an operator itself needs the value of a fake tensor.
+_DATA_DEPENDENT = {
+    "GuardOnDataDependentSymNode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+}
+
+
+def _remedy(error: BaseException, construct: str) -> str:
+    """What went wrong and what to write instead."""
+    if isinstance(error, ValueNeeded):
+        tables = {"bool": _TRUTH, "item": _ITEM, "numpy": {}, "in": {}}
+        texts = tables.get(error.question, _NUMBER)
+        return texts.get(construct, _QUESTIONS[error.question]).format(once=_ONCE)
+    if isinstance(error, Refusal | DefinitionError):
+        return str(error)
+    if type(error).__name__ in _DATA_DEPENDENT:
+        return _QUESTIONS["index"].format(once=_ONCE)
+    if isinstance(error, KeyError) and isinstance(error.args[0], torch.Tensor):
+        return f"a dict needs known keys: {_ONCE} Capture a tensor and index that."
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), 500)}"

@@ -1,9 +1,9 @@
 """Tracing: plain Python in, expression graph out.
 
-torch's own `make_fx` runs the function once on 0-d fake tensors; each ATen operator it records is
-turned into nodes by the rules of `aten`. Score functions are traced a second time together with
-`torch.autograd.grad`, which yields the derivative with respect to the score and to every captured
-tensor that requires grad, custom autograd functions included.
+torch's own `make_fx` runs the function once on 0-d fake tensors and records its operators;
+`recorded` turns them into nodes. Score functions run with autograd on, and `torch.autograd.grad` in
+the same run yields the derivative with respect to the score and to every captured tensor that
+requires grad, custom autograd functions included.
 """
 
 from __future__ import annotations
@@ -14,31 +14,43 @@ from typing import Any
 
 import attrs
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import _engine_run_backward
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from primitives.expr import algebra as A
 from primitives.expr import arrays
-from primitives.expr.aten import RULES, Result
-from primitives.expr.errors import DefinitionError, explain_failure, location_of, name_of
-from primitives.expr.node import Capture, Node, captures
+from primitives.expr.errors import (
+    DefinitionError,
+    Refusal,
+    ValueNeeded,
+    calling_place,
+    explain_failure,
+    location_of,
+    name_of,
+)
+from primitives.expr.node import Capture, Node
+from primitives.expr.recorded import has_rule, is_mutable, translate, varies
 
 #: Keyword-only parameters a function may ask for besides its indices.
 LENGTHS = ("seqlen_q", "seqlen_k")
 
-#: `select_backward` and `slice_backward` stay whole: decomposed, they become a `where` over a
-#: gradient, which is no list of entries any more (a learned table indexed by a constant needs it).
+#: What the graph has no rule for is taken apart by torch's own decompositions.
 _DECOMPOSITIONS: dict[Any, Callable] = {
-    op: rule
-    for op, rule in core_aten_decompositions().items()
-    if str(getattr(op, "overloadpacket", op)) not in ("aten.select_backward", "aten.slice_backward")
+    operator: rule
+    for operator, rule in decomposition_table.items()
+    if not (has_rule(operator) or varies(operator) or is_mutable(operator))
 }
 
 
 @attrs.frozen(eq=False)
 class Derivative:
-    """Derivatives of a score function's value, times nothing: the chain rule is the caller's.
+    """Derivatives of a function's value, times nothing: the chain rule is the caller's.
 
     `score` is d value / d score; `captured` lists (capture, indices, d value / d element). `wrt`
     are the captures that were differentiated for, because they required grad when traced.
@@ -49,16 +61,183 @@ class Derivative:
     wrt: frozenset[Capture] = frozenset()
 
 
-class _IndexByTensor(TorchFunctionMode):
-    """`tensor[i]` with 0-d indices as a gather; torch would ask the index for its value."""
+def trace(function: Callable, variables: Sequence[str], noun: str) -> Node:
+    """The value of `function(*variables)` as a node; `noun` is how errors call the function."""
+    check_signature(function, variables, noun)
+    run = _Run(function, variables, noun, differentiate=False)
+    with torch.no_grad():
+        return run.value()
+
+
+def trace_with_derivative(
+    function: Callable, variables: Sequence[str], noun: str
+) -> tuple[Node, Callable[[], Derivative]]:
+    """As `trace`, with the derivative; if there is none, asking for it raises the reason."""
+    check_signature(function, variables, noun)
+    run = _Run(function, variables, noun, differentiate=True)
+    with torch.inference_mode(False), torch.enable_grad():
+        value = run.value()
+    try:
+        if run.failure is not None:
+            raise run.failure
+        derivative = run.derivative()
+    except Exception as error:
+        failure = explain_failure(function, error, "differentiate")
+        failure.__cause__ = None if isinstance(error, Refusal) else error
+
+        def refuse() -> Derivative:
+            raise failure
+
+        return value, refuse
+    return value, lambda: derivative
+
+
+class _Run:
+    """One run of a function under `make_fx`, and what it left behind."""
+
+    def __init__(
+        self, function: Callable, variables: Sequence[str], noun: str, *, differentiate: bool
+    ) -> None:
+        self.function, self.noun, self.differentiate = function, noun, differentiate
+        self.variables = tuple(variables)
+        self.asked = tuple(n for n in LENGTHS if n in _keyword_only(function))
+        self.watch = _Watch()
+        self.returned: Any = None
+        self.failure: Exception | None = None  # of differentiation, which may never be needed
+        self.outputs: list[Any] = []
+
+    def value(self) -> Node:
+        """Run, translate, and check the result."""
+        try:
+            with _disable_current_modes(), torch.device("cpu"), preserve_node_meta():
+                module = make_fx(
+                    self._traced,
+                    tracing_mode="fake",
+                    decomposition_table=_DECOMPOSITIONS,
+                    _allow_non_fake_inputs=True,
+                )(*self._examples())
+            self.outputs = translate(module, (*self.variables, *self.asked), self.watch.captured)
+            return _checked_result(self.returned, self.outputs[0], self.noun)
+        except (Refusal, DefinitionError) as error:
+            raise explain_failure(self.function, error) from None
+        except Exception as error:
+            raise explain_failure(self.function, error) from error
+
+    def derivative(self) -> Derivative:
+        wrt = frozenset(Capture(t) for t in self.watch.differentiable)
+        gradients = self.outputs[1:]
+        if not gradients:
+            return Derivative(A.const(0.0), wrt=wrt)
+        by_score = gradients.pop(0) if "score" in self.variables else None
+        rows = []
+        for tensor, gradient in zip(self.watch.differentiable, gradients, strict=True):
+            if gradient is not None:
+                entries = arrays.scatter(gradient).entries
+                rows += [(Capture(tensor), i, d) for i, d in entries if not _is_zero(d)]
+        node = A.const(0.0) if by_score is None else arrays.materialise(by_score).scalar
+        return Derivative(node, tuple(rows), wrt)
+
+    def _examples(self) -> list[torch.Tensor]:
+        return [
+            torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=self.differentiate)
+            if name == "score"
+            else torch.zeros((), dtype=torch.int64, device="cpu")
+            for name in (*self.variables, *self.asked)
+        ]
+
+    def _traced(self, *inputs: torch.Tensor) -> list[Any]:
+        """What `make_fx` records: the value, and its gradients if they are wanted."""
+        count = len(self.variables)
+        by_name = dict(zip(self.variables, inputs[:count], strict=True))
+        # A clone, so that an in-place update of the score is one of a value, not of the input.
+        given = [x.clone() if n == "score" else x for n, x in by_name.items()]
+        with self.watch:
+            out = self.function(*given, **dict(zip(self.asked, inputs[count:], strict=True)))
+        self.returned = out
+        if not isinstance(out, torch.Tensor):
+            return [None]
+        if not self.differentiate or not out.requires_grad:
+            return [out]
+        wanted = [by_name["score"]] if "score" in by_name else []
+        inputs = (*wanted, *self.watch.differentiable)
+        try:
+            # What torch.autograd.grad calls; itself it would suspend the watch, under which the
+            # backward of a custom autograd function must run, too.
+            with self.watch:
+                gradients = _engine_run_backward(
+                    (out,),
+                    (torch.ones_like(out),),
+                    False,
+                    False,
+                    inputs,
+                    True,
+                    accumulate_grad=False,
+                )
+        except Exception as error:
+            self.failure = error
+            return [out]
+        return [out, *gradients]
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every call of the function: which tensors it captures, and what it asks of values.
+
+    `tensor[i]` with 0-d indices becomes a gather; torch would ask the index for its value.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured: dict[int, torch.Tensor] = {}
+
+    @property
+    def differentiable(self) -> list[torch.Tensor]:
+        """Captured tensors that require grad, in order of first use."""
+        return [t for t in self.captured.values() if t.requires_grad and t.dtype.is_floating_point]
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.__getitem__:
-            tensor, index = args
-            index = index if isinstance(index, tuple) else (index,)
-            if any(isinstance(i, torch.Tensor) for i in index):
-                return _gather(tensor, index)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        question = _QUESTIONS.get(getattr(func, "__name__", ""))
+        if question is not None:
+            raise ValueNeeded(question)
+        tree_map_only(torch.Tensor, self._note, (args, kwargs))
+        with annotate({"place": calling_place()}):  # so that a refused operator has a line
+            if func is torch.Tensor.__getitem__:
+                tensor, index = args
+                index = index if isinstance(index, tuple) else (index,)
+                if any(isinstance(i, slice) and _asks_tensor(i) for i in index):
+                    raise ValueNeeded("index")
+                if any(isinstance(i, torch.Tensor) for i in index):
+                    return _gather(tensor, index)
+            return func(*args, **kwargs)
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            raise Refusal(
+                "a tensor of an enclosing torch.func transform (vmap, grad, ...) is captured; "
+                "define the mask or score mod outside of it"
+            )
+        if not isinstance(tensor, FakeTensor):
+            self.captured.setdefault(id(tensor), tensor)
+
+
+#: Methods that need a number, and how `ValueNeeded` calls the question.
+_QUESTIONS = {
+    "__bool__": "bool",
+    "__index__": "index",
+    "__int__": "int",
+    "__float__": "float",
+    "__complex__": "float",
+    "__contains__": "in",
+    "__array__": "numpy",
+    "numpy": "numpy",
+    "item": "item",
+    "tolist": "item",
+    "__setitem__": "item",
+}
+
+
+def _asks_tensor(part: slice) -> bool:
+    return any(isinstance(x, torch.Tensor) for x in (part.start, part.stop, part.step))
 
 
 def _gather(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
@@ -83,62 +262,66 @@ def _gather(tensor: torch.Tensor, index: tuple) -> torch.Tensor:
     return torch.ops.aten.index(tensor, chosen)
 
 
-def trace(function: Callable, variables: Sequence[str], noun: str) -> Node:
-    """The value of `function(*variables)` as a node; `noun` is how errors call the function."""
-    check_signature(function, variables, noun)
-    (value,), _ = _run(function, variables, None)
-    if not isinstance(value, arrays.Array) or value.shape != ():
-        raise DefinitionError(
-            f"{name_of(function)} ({location_of(function)}) returned an array of shape "
-            f"{value.shape}; a {noun} function returns one value for one query and one key"
-        )
-    return value.scalar
-
-
-def derivative(function: Callable, variables: Sequence[str], value: Node) -> Derivative:
-    """The derivative of a score function that was traced to `value`."""
-    differentiable = [
-        c
-        for c in captures(value)
-        if c.kind == "float" and c.tensor is not None and c.tensor.requires_grad
-    ]
-    if "score" not in value.free and not differentiable:
-        return Derivative(A.const(0.0))
-    tensors = [c.tensor for c in differentiable if c.tensor is not None]
-    (_, *gradients), _ = _run(function, variables, tensors)
-    by_score, *by_capture = gradients
-    rows = []
-    for capture, gradient in zip(differentiable, by_capture, strict=True):
-        if gradient is not None:
-            entries = arrays.scatter(gradient).entries
-            rows += [(capture, indices, node) for indices, node in entries if not _is_zero(node)]
-    score = A.const(0.0) if by_score is None else arrays.materialise(by_score).scalar
-    return Derivative(score, tuple(rows), frozenset(differentiable))
-
-
 def _is_zero(node: Node) -> bool:
     return node.is_const and node.attr == 0
+
+
+_RETURNS = {
+    "mask": "a mask function returns one truth value for one query and one key, a 0-d bool tensor",
+    "score": "a score function returns one score for one query and one key, a 0-d float tensor",
+    "sink": "a sink function returns one logit for one query, a 0-d float tensor",
+}
+
+
+def _checked_result(out: object, value: arrays.Value | None, noun: str) -> Node:
+    """The node that a function returned, if it is what its kind of function returns."""
+    hint = ""
+    if isinstance(out, torch.Tensor) and value is not None and not value.shape:
+        node, given = arrays.materialise(value).scalar, str(out.dtype).removeprefix("torch.")
+        if noun == "mask" and node.kind == "float":
+            hint = " A function that changes scores is a score mod: use score.define."
+        elif noun == "mask" and node.kind == "int":
+            hint = " Compare it (`!= 0`), or use `.bool()`."
+        elif noun != "mask" and node.kind == "bool":
+            hint = " A function that returns a truth value is a mask: use mask.define."
+        else:
+            return node if noun == "mask" else A.to_float(node)
+    elif isinstance(out, bool) if noun == "mask" else isinstance(out, int | float):
+        return A.const(out if noun == "mask" else float(out))  # type: ignore[arg-type]
+    elif isinstance(out, torch.Tensor):
+        given = f"a tensor of shape {tuple(out.shape)}"
+        hint = " Index captured tables down to one element."
+    else:
+        given = "None" if out is None else f"a {type(out).__name__}"
+        hint = " Is its `return` missing?" if out is None else ""
+    raise Refusal(f"it returns {given}; {_RETURNS[noun]}.{hint}")
 
 
 def check_signature(function: Callable, variables: Sequence[str], noun: str) -> None:
     """Raise `DefinitionError` unless `function` takes one positional argument per variable."""
     if not callable(function):
         raise DefinitionError(f"a {noun} function is needed, got {type(function).__name__}")
-    names = _public_names(variables)
     try:
         signature = inspect.signature(function)
-        extra = [n for n in LENGTHS if n in _keyword_only(signature)]
+    except (TypeError, ValueError):
+        return  # a builtin or a compiled function: calling it will tell
+    extra = [n for n in LENGTHS if n in _keyword_only(function)]
+    try:
         signature.bind(*variables, **dict.fromkeys(extra))
     except TypeError as error:
         hint = ""
-        count = len(inspect.signature(function).parameters)
-        if noun == "mask" and count == 5:
+        required = [
+            p
+            for p in signature.parameters.values()
+            if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+        ]
+        if noun == "mask" and len(required) == 5:
             hint = " Five arguments are a score function's: use score.define."
-        if noun == "score" and count == 4:
+        if noun == "score" and len(required) == 4:
             hint = " Four arguments are a mask function's: use mask.define."
         raise DefinitionError(
             f"{name_of(function)} ({location_of(function)}) has signature {signature}; a {noun} "
-            f"function takes ({', '.join(names)}), and may ask for keyword-only "
+            f"function takes ({', '.join(_public_names(variables))}), and may ask for keyword-only "
             f"{' and '.join(LENGTHS)}.{hint}"
         ) from error
 
@@ -147,86 +330,9 @@ def _public_names(variables: Sequence[str]) -> list[str]:
     return [{"q": "q_idx", "k": "kv_idx"}.get(v, v) for v in variables]
 
 
-def _keyword_only(signature: inspect.Signature) -> set[str]:
-    return {n for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
-
-
-def _run(
-    function: Callable, variables: Sequence[str], wanted: Sequence[torch.Tensor] | None
-) -> tuple[list[Any], torch.fx.GraphModule]:
-    """Trace the function (and its gradients, if `wanted` is given) and translate the graph."""
-    asked = [n for n in LENGTHS if n in _keyword_only(inspect.signature(function))]
-    names = [*variables, *asked]
-
-    def traced(*inputs: torch.Tensor) -> Any:
-        keywords = dict(zip(asked, inputs[len(variables) :], strict=True))
-        with _IndexByTensor():
-            out = function(*inputs[: len(variables)], **keywords)
-        if not isinstance(out, torch.Tensor):
-            out = torch.as_tensor(out)
-        if wanted is None:
-            return [out]
-        if not out.requires_grad:
-            return [out, None, *(None for _ in wanted)]
-        scores = [x for x, name in zip(inputs, names, strict=True) if name == "score"]
-        gradients = torch.autograd.grad(out, [*scores, *wanted], allow_unused=True)
-        return [out, *(gradients if scores else (None, *gradients))]
-
-    example = [
-        torch.zeros((), dtype=torch.float32, requires_grad=wanted is not None)
-        if name == "score"
-        else torch.zeros((), dtype=torch.int64)
-        for name in names
-    ]
+def _keyword_only(function: Callable) -> set[str]:
     try:
-        with torch.enable_grad() if wanted is not None else torch.no_grad():
-            module = make_fx(
-                traced,
-                tracing_mode="fake",
-                decomposition_table=_DECOMPOSITIONS,
-                _allow_non_fake_inputs=True,
-            )(*example)
-        return _translate(module, names), module
-    except DefinitionError as error:
-        raise explain_failure(function, error) from None
-    except Exception as error:
-        raise explain_failure(function, error) from error
-
-
-def _translate(module: torch.fx.GraphModule, names: Sequence[str]) -> list[Any]:
-    """Run the recorded graph over `Array`s."""
-    inputs = iter(names)
-    values: dict[torch.fx.Node, Any] = {}
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = arrays.scalar(A.var(next(inputs)))
-        elif node.op == "get_attr":
-            tensor = getattr(module, node.target)
-            values[node] = arrays.captured(Capture(tensor), tensor.shape)
-        elif node.op == "output":
-            return [values[a] if isinstance(a, torch.fx.Node) else a for a in node.args[0]]
-        else:
-            values[node] = _apply(node, values)
-    raise AssertionError("a graph without an output")
-
-
-def _apply(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> Any:
-    name = str(getattr(node.target, "overloadpacket", node.target))
-    result = node.meta["val"]
-    if name not in RULES or not isinstance(result, torch.Tensor):
-        raise DefinitionError(
-            f"operator {node.target} is not one a mask or score function can use; write it with "
-            "index and float arithmetic, comparisons, torch.where, or captured tables"
-        )
-    out = Result(tuple(result.shape), result.dtype)
-    if result.dtype in (torch.int8, torch.uint8, torch.int16) and _computes(name):
-        raise DefinitionError(
-            f"{name} on {result.dtype} could wrap around; convert with .int() or .long() first"
-        )
-    args = torch.fx.map_arg(node.args, lambda n: values[n])
-    kwargs = torch.fx.map_arg(dict(node.kwargs), lambda n: values[n])
-    return RULES[name](out, *args, **kwargs)
-
-
-def _computes(name: str) -> bool:
-    return name.removeprefix("aten.") in {"add", "sub", "mul", "neg", "abs", "bitwise_left_shift"}
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return set()
+    return {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}

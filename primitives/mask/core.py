@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from primitives.expr import Node, algebra, captures, dump, pretty, substitute
-from primitives.expr.errors import DefinitionError, location_of, name_of
+from primitives.expr.errors import name_of
 from primitives.expr.trace import trace
 from primitives.scalar import parameter
 
@@ -141,16 +141,6 @@ def define(function: MaskFunction) -> Mask:
     if isinstance(function, Mask):
         return function
     expr = trace(function, VARIABLES, "mask")
-    if expr.kind == "float":
-        raise DefinitionError(
-            f"{name_of(function)} ({location_of(function)}) returns a float; a mask function "
-            "returns a bool. A function that changes scores is a score mod: use score.define"
-        )
-    if expr.kind == "int":
-        raise DefinitionError(
-            f"{name_of(function)} ({location_of(function)}) returns an integer; a mask function "
-            "returns a bool. Compare it (`!= 0`) or convert it with `.bool()`"
-        )
     return Mask(expr, name_of(function))
 
 

@@ -8,8 +8,8 @@ import attrs
 import torch
 
 from primitives.expr import Capture, Node, algebra, captures, dump, pretty, substitute
-from primitives.expr.errors import DefinitionError, location_of, name_of
-from primitives.expr.trace import Derivative, derivative, trace
+from primitives.expr.errors import name_of
+from primitives.expr.trace import Derivative, trace_with_derivative
 
 VARIABLES = ("score", "b", "h", "q", "k")
 
@@ -115,15 +115,8 @@ def define(function: ScoreFunction) -> ScoreMod:
     """
     if isinstance(function, ScoreMod):
         return function
-    expr = trace(function, VARIABLES, "score")
-    if expr.kind != "float":
-        hint = " A function that returns a truth value is a mask: use mask.define"
-        raise DefinitionError(
-            f"{name_of(function)} ({location_of(function)}) returns {expr.kind}; a score function "
-            f"returns a float.{hint if expr.kind == 'bool' else ''}"
-        )
-    rule = derivative(function, VARIABLES, expr)
-    return ScoreMod(expr, lambda: rule, name_of(function))
+    expr, rule = trace_with_derivative(function, VARIABLES, "score")
+    return ScoreMod(expr, rule, name_of(function))
 
 
 def named(name: str, function: ScoreFunction) -> ScoreMod:
