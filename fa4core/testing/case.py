@@ -8,7 +8,7 @@ them, and tables of the variant are exactly as large as the problem where the st
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import attrs
 import torch
@@ -23,7 +23,7 @@ Contents = Literal["normal", "large", "outliers", "constant", "zero"]
 Strides = Literal["contiguous", "heads_first", "sliced", "misaligned", "expanded"]
 
 
-def _each(accepted: object) -> object:
+def _each(accepted: object) -> Any:
     return attrs.validators.in_(get_args(accepted))
 
 
@@ -187,7 +187,7 @@ class _Maker:
         kind, s = self.case.layout.kind, self.shape
         if kind == "fixed":
             return None
-        used = {"seqused_q": _int32(s.seqlens_q), "seqused_k": _int32(s.seqlens_k)}
+        used: dict[str, Any] = {"seqused_q": _int32(s.seqlens_q), "seqused_k": _int32(s.seqlens_k)}
         if kind == "seqused":
             return sequence.fixed(**used)
         ends = _cumulative(room_q), _cumulative(room_k)

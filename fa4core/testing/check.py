@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from fa4core.attention import attention
+from fa4core.plan.problem import Problem
 from fa4core.reference.oracle import oracle
 from fa4core.testing.case import Case, Inputs, LayoutSpec, Shape
 from fa4core.testing.dense import Outputs, magnitudes, plain
@@ -85,6 +86,7 @@ def judge(
         inputs.grad_out, inputs.grad_lse, scale=scale,
     )  # fmt: skip
     score, exp, comparisons = float(sizes["score"]), inputs.variant.exp, []
+    longest = _longest_sum(Problem.from_tensors(inputs.q, inputs.k, inputs.v, inputs.layout))
     for name, given in results.items():
         statistic = name in ("lse", "row_max")
         dtype = given.dtype if statistic else _coarser(given.dtype, inputs.q.dtype)
@@ -92,12 +94,18 @@ def judge(
         if statistic:  # absolute errors, and the rounding of the number itself
             magnitude = 1.0 + torch.where(expected[name].isfinite(), expected[name].abs(), 0.0)
         assert magnitude is not None
-        least = floor(dtype, score, None if name == "row_max" else exp)
-        row = given.shape[-1] if name in ("out", "dq", "dk", "dv") else 1
+        captured = name not in ("out", "lse", "row_max", "dq", "dk", "dv")
+        least = floor(dtype, score, longest, None if name == "row_max" else exp, captured=captured)
+        row = 1 if captured or statistic else given.shape[-1]
         comparisons.append(
             compare(name, given, expected[name], yardstick[name], magnitude, least, row)
         )
     return comparisons
+
+
+def _longest_sum(problem: Problem) -> int:
+    rows = max(problem.seqlens_q, default=0) * problem.group
+    return max(rows, max(problem.seqlens_k, default=0), problem.head_dim)
 
 
 def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
@@ -212,9 +220,9 @@ def assert_variant_correct(
     cases = 0
     for i, shape in enumerate(shapes):
         chosen = variant if isinstance(variant, Variant) else variant(shape)
-        for j, layout in enumerate(layouts):
-            if layout.kind == "fixed" and not shape.is_uniform:
-                layout = attrs.evolve(layout, kind="seqused")
+        for j, given in enumerate(layouts):
+            ragged = given.kind == "fixed" and not shape.is_uniform
+            layout = attrs.evolve(given, kind="seqused") if ragged else given
             dtype = dtypes[(i + j) % len(dtypes)]
             case = Case("...", shape, layout, dtype=dtype, seed=seed)
             failures += _failures(case, chosen, backend, backward, scale)

@@ -14,6 +14,19 @@ from hypothesis.strategies import DrawFn, booleans, composite, integers, sampled
 
 from fa4core.testing.case import Limits
 
+#: Spellings of an element of a 2-d table, and the table's further dimensions before and behind.
+_VIEWS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
+    ("{t}[{i}]", (), ()),
+    ("{t}[{first}][{last}]", (), ()),
+    ("{t}.T[{i}]", (), ()),
+    ("{t}[1, {i}]", (2,), ()),
+    ("{t}[{i}, 0]", (), (2,)),
+    ("{t}[{first}, :, 1][{last}]", (), (2,)),
+)
+
+#: What expressions are made of; positions matter more often than heads and sequences.
+_INDICES = ("q_idx", "kv_idx", "(q_idx - kv_idx)", "q_idx", "kv_idx", "h", "b")
+
 _COMPARISONS = ("<=", "<", "==", ">=", ">", "!=")
 
 
@@ -47,15 +60,20 @@ class _Scope:
         indices = self.draw(
             sampled_from([("h",), ("kv_idx",), ("q_idx",), ("b", "kv_idx"), ("h", "q_idx")])
         )
-        shape = ", ".join(str(self.extents[i]) for i in indices)
-        return f"{self.table(f'{kind}({{seed}}, {shape}{tail})')}[{', '.join(indices)}]"
+        shape = [self.extents[i] for i in indices]
+        view = "{t}[{i}]"
+        if len(indices) == 2:  # the same element, reached through a view of another table
+            view, before, after = self.draw(sampled_from(_VIEWS))
+            shape = [*before, *(shape[::-1] if ".T" in view else shape), *after]
+        name = self.table(f"{kind}({{seed}}, {', '.join(map(str, shape))}{tail})")
+        return view.format(t=name, i=", ".join(indices), first=indices[0], last=indices[-1])
 
     # ------------------------------------------------------------------------- integers
 
     def integer(self, depth: int) -> str:
         """An integer expression; always a tensor, never a bare number."""
         if depth == 0:
-            return self.draw(sampled_from(["q_idx", "kv_idx", "h", "b"]))
+            return self.draw(sampled_from(_INDICES))
         return self.pick(
             lambda: self.integer(0),
             lambda: f"({self.integer(depth - 1)} - {self.integer(depth - 1)})",
@@ -66,7 +84,9 @@ class _Scope:
             lambda: f"({self.integer(depth - 1)}).abs()",
             lambda: f"torch.minimum({self.integer(depth - 1)}, {self.integer(depth - 1)})",
             lambda: f"torch.maximum({self.integer(depth - 1)}, {self.integer(depth - 1)})",
-            lambda: f"({self.integer(depth - 1)}).clamp({self.number(-5, 5)}, {self.number(6, 99)})",
+            lambda: (
+                f"({self.integer(depth - 1)}).clamp({self.number(-5, 5)}, {self.number(6, 99)})"
+            ),
             lambda: f"({self.integer(depth - 1)} & {self.number(1, 63)})",
             lambda: f"({self.integer(depth - 1)} ^ {self.number(1, 63)})",
             lambda: f"({self.integer(depth - 1)} << {self.number(1, 2)})",

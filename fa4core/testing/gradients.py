@@ -15,6 +15,8 @@ from fa4core.variant import Variant
 
 Tensor = torch.Tensor
 
+SHAPE, LAYOUT = Shape((5, 9), (7, 4), 2, 1, 8, 8), LayoutSpec("varlen")
+
 
 @torch.no_grad()
 def _loss(inputs: Inputs, backend: str, scale: float | None) -> float:
@@ -28,8 +30,8 @@ def _loss(inputs: Inputs, backend: str, scale: float | None) -> float:
 def check_gradients(
     variant: Variant,
     *,
-    shape: Shape = Shape((5, 9), (7, 4), 2, 1, 8, 8),
-    layout: LayoutSpec = LayoutSpec("varlen"),
+    shape: Shape = SHAPE,
+    layout: LayoutSpec = LAYOUT,
     backend: str = "auto",
     scale: float | None = None,
     tolerance: float = 1e-4,
@@ -83,7 +85,12 @@ def check_gradients(
 
 @torch.no_grad()
 def _difference(
-    inputs: Inputs, tensor: Tensor, direction: Tensor, step: float, backend: str, scale: float | None
+    inputs: Inputs,
+    tensor: Tensor,
+    direction: Tensor,
+    step: float,
+    backend: str,
+    scale: float | None,
 ) -> float:
     """The central difference of the loss along a direction; `tensor` is put back afterwards."""
     kept = tensor.detach().clone()

@@ -24,7 +24,7 @@ _SIZE = integers(1, 70)
 
 def _text(form: str, **parts: SearchStrategy) -> Text:
     """`form` with its fields drawn."""
-    return builds(lambda **values: form.format(**values), **parts)
+    return builds(form.format, **parts)
 
 
 def _window(limits: Limits) -> Text:
@@ -61,7 +61,8 @@ def _natten(limits: Limits) -> Text:
     width = 8
     height = max(-(-tokens // width), 8)
     plane = _text(
-        f"mask.natten(({height}, {width}), ({{k}}, {{n}}), stride=({{t}}, 1), causal=({{c}}, False))",
+        f"mask.natten(({height}, {width}), ({{k}}, {{n}}), "
+        "stride=({t}, 1), causal=({c}, False))",
         k=integers(2, 7), n=integers(1, 8), t=integers(1, 2), c=booleans(),
     )  # fmt: skip
     return line | plane
@@ -96,7 +97,10 @@ MASKS: Catalogue = {
     "prefix_lm": lambda _: _text("mask.prefix_lm({n}{a})", n=_WIDTH, a=_ALIGN),
     "document": _document,
     "dilated_window": lambda _: _text(
-        "mask.dilated_window({n}, {d}{a})", n=sampled_from([0, 7, 40, None]), d=integers(1, 9), a=_ALIGN
+        "mask.dilated_window({n}, {d}{a})",
+        n=sampled_from([0, 7, 40, None]),
+        d=integers(1, 9),
+        a=_ALIGN,
     ),
     "chunked": lambda _: _text("mask.chunked({n}{a})", n=_SIZE, a=_ALIGN),
     "block_causal": lambda _: _text("mask.block_causal({n}{a})", n=_SIZE, a=_ALIGN),
@@ -179,9 +183,7 @@ SCORES: Catalogue = {
     ),
     "decay": lambda limits: _text(f"score.decay({limits.heads}{{a}})", a=_ALIGN),
     "relative_bias": lambda limits: _table("score.relative_bias(TABLE{a})", limits.heads, 11),
-    "t5_bias": lambda limits: _table(
-        "score.t5_bias(TABLE, max_distance=50{a})", 16, limits.heads
-    ),
+    "t5_bias": lambda limits: _table("score.t5_bias(TABLE, max_distance=50{a})", 16, limits.heads),
     "sandwich": lambda limits: _text(
         f"score.sandwich({limits.heads}, {_longest(limits)}, dim=16{{a}})", a=_ALIGN
     ),

@@ -64,7 +64,7 @@ def build(source: str) -> Any:
     """
     import attrs
 
-    value = eval(source, {name: globals()[name] for name in __all__})  # noqa: S307, PLW0123
+    value = eval(source, {name: globals()[name] for name in __all__})
     if isinstance(value, mask.Mask | score.ScoreMod | sink.Sink):
         return attrs.evolve(value, name=source)
     return value

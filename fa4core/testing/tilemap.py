@@ -99,7 +99,7 @@ def check_tile_map(
     Returns:
         What was found; `sound` says whether the map is right.
     """
-    node = mask.graph.mask if isinstance(mask, Variant) else getattr(mask, "expr", mask)
+    node = _node(mask)
     options = {} if exact_budget is None else {"exact_budget": exact_budget}
     found = tile_map(
         node, batch=len(seqlens_q), heads=heads, seqlens_q=seqlens_q, seqlens_k=seqlens_k,
@@ -117,6 +117,12 @@ def check_tile_map(
                 error = f"b={b} h={h}: the transposed map is another"
                 total = attrs.evolve(total, errors=(*total.errors, error))
     return total
+
+
+def _node(mask: Mask | Variant | Node) -> Node:
+    if isinstance(mask, Variant):
+        return mask.graph.mask
+    return mask.expr if isinstance(mask, Mask) else mask
 
 
 def _add(total: TileCheck, where: str, called: Tensor, real: Tensor) -> TileCheck:

@@ -149,18 +149,26 @@ def scatter(value: Value) -> Scatter:
     return Scatter(value.shape, tuple((c, value.at(c)) for c in cells))
 
 
+def widen(value: Scatter, shape: tuple[int, ...]) -> Scatter:
+    """A scatter broadcast to `shape`."""
+    if value.shape == shape:
+        return value
+    array = materialise(value)
+    return scatter(Array(shape, array.kind, lambda i: array.at(_project(i, array.shape))))
+
+
 def add(a: Value, b: Value) -> Value:
     if isinstance(a, Array) and isinstance(b, Array):
         return elementwise(A.add, "float", (a, b))
-    a, b = scatter(a), scatter(b)
-    return Scatter(broadcast((a.shape, b.shape)), a.entries + b.entries)
+    shape = broadcast((a.shape, b.shape))
+    return Scatter(shape, widen(scatter(a), shape).entries + widen(scatter(b), shape).entries)
 
 
 def scale(a: Scatter, b: Array, operation: Callable[[Node, Node], Node]) -> Scatter:
     """A linear operation of a scatter with an array: elementwise on the entries."""
-    return Scatter(
-        a.shape, tuple((i, operation(v, b.at(_project(i, b.shape)))) for i, v in a.entries)
-    )
+    shape = broadcast((a.shape, b.shape))
+    entries = widen(a, shape).entries
+    return Scatter(shape, tuple((i, operation(v, b.at(_project(i, b.shape)))) for i, v in entries))
 
 
 def reshape(a: Value, shape: tuple[int, ...]) -> Value:

@@ -35,7 +35,7 @@ class Result:
         return kind_of(self.dtype)
 
 
-Rule = Callable[..., Value]
+Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 
 
@@ -280,10 +280,9 @@ def _copy(out: Result, a: Any, source: Any, *_: Any, **__: Any) -> Value:
 
 
 def _where_scatter(condition: Array, a: Value, b: Value) -> Value:
-    keep = arrays.elementwise(lambda c: A.where(c, 1.0, 0.0), "float", [condition])
-    drop = arrays.elementwise(lambda c: A.where(c, 0.0, 1.0), "float", [condition])
-    left = arrays.scale(arrays.scatter(a), keep, lambda v, m: A.where(A.equal(m, 0.0), 0.0, v))
-    right = arrays.scale(arrays.scatter(b), drop, lambda v, m: A.where(A.equal(m, 0.0), 0.0, v))
+    keep = arrays.elementwise(A.logical_not, "bool", [condition])
+    left = arrays.scale(arrays.scatter(a), condition, lambda v, c: A.where(c, v, 0.0))
+    right = arrays.scale(arrays.scatter(b), keep, lambda v, c: A.where(c, v, 0.0))
     return arrays.add(left, right)
 
 
@@ -360,8 +359,12 @@ def _full_shape(shape: tuple[int, ...]) -> Array:
 
 @rule("aten.permute")
 def _permute(out: Result, a: Any, order: Sequence[int]) -> Value:
-    array, order = as_array(a), [d % len(out.shape) for d in order]
-    return Array(out.shape, array.kind, lambda i: array.at(tuple(i[order.index(d)] for d in order)))
+    order = [d % len(out.shape) for d in order]
+    if isinstance(a, Scatter):
+        return Scatter(out.shape, tuple((tuple(i[d] for d in order), v) for i, v in a.entries))
+    array = as_array(a)
+    place = [order.index(d) for d in range(len(order))]
+    return Array(out.shape, array.kind, lambda i: array.at(tuple(i[p] for p in place)))
 
 
 @rule("aten.transpose", "aten.t")
@@ -394,6 +397,28 @@ def _slice(
     )
 
 
+@rule("aten.unbind")
+def _unbind(out: Result, a: Any, dim: int = 0) -> list[Value]:
+    array = as_array(a)
+    return [_select(out, array, dim, i) for i in range(array.shape[dim % len(array.shape)])]
+
+
+@rule("aten.split", "aten.split_with_sizes")
+def _split(out: Result, a: Any, sizes: int | Sequence[int], dim: int = 0) -> list[Value]:
+    array = as_array(a)
+    dim %= len(array.shape)
+    length = array.shape[dim]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, length - i) for i in range(0, length, sizes)]
+    parts: list[Value] = []
+    start = 0
+    for size in sizes:
+        shape = (*array.shape[:dim], size, *array.shape[dim + 1 :])
+        parts.append(_slice(Result(shape, out.dtype), array, dim, start, start + size))
+        start += size
+    return parts
+
+
 @rule("aten.index", "aten._unsafe_index")
 def _index(out: Result, a: Any, indices: Sequence[Any]) -> Value:
     array = as_array(a)
@@ -423,6 +448,13 @@ def _gather(out: Result, a: Any, dim: int, index: Any, **_: Any) -> Value:
         return array
     dim %= len(array.shape)
     return Array(out.shape, array.kind, lambda i: array.at((*i[:dim], chosen.at(i), *i[dim + 1 :])))
+
+
+@rule("aten.take")
+def _take(out: Result, a: Any, index: Any) -> Value:
+    array = as_array(a)
+    flat = arrays.reshape(array, (math.prod(array.shape),))
+    return _index(out, flat, [index])
 
 
 @rule("aten.cat")

@@ -60,11 +60,12 @@ def sliding_window(
 
     def window_mask(b, h, q_idx, kv_idx, *, seqlen_q, seqlen_k):
         distance = position(q_idx, align, seqlen_q, seqlen_k) - kv_idx
-        if after is None:
-            return distance <= at(before, h)
-        if before is None:
-            return distance >= -at(after, h)
-        return (distance <= at(before, h)) & (distance >= -at(after, h))
+        inside: torch.Tensor | bool = True
+        if before is not None:
+            inside = distance <= at(before, h)
+        if after is not None:
+            inside = inside & (distance >= -at(after, h))
+        return inside
 
     return named(f"sliding_window({shown(left)}, {shown(right)})", window_mask)
 

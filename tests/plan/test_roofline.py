@@ -13,16 +13,12 @@ def paper(terms):
     return terms.mma, terms.smem, terms.exp
 
 
-@pytest.mark.parametrize(
-    ("m", "expected"), [(128, (1024, 768, 1024)), (256, (2048, 1536, 2048))]
-)
+@pytest.mark.parametrize(("m", "expected"), [(128, (1024, 768, 1024)), (256, (2048, 1536, 2048))])
 def test_table_1_forward(m, expected):
     assert paper(roofline.forward(SM100, m, 128, 128)) == expected
 
 
-@pytest.mark.parametrize(
-    ("ctas", "expected"), [(1, (2560, 3328, 1024)), (2, (2560, 2688, 1024))]
-)
+@pytest.mark.parametrize(("ctas", "expected"), [(1, (2560, 3328, 1024)), (2, (2560, 2688, 1024))])
 def test_table_3_backward(ctas, expected):
     terms = roofline.backward(SM100, 128, 128, 128, ctas=ctas)
     assert paper(terms) == expected

@@ -1,7 +1,7 @@
 """A second reading of the same source text, with no graph, no tracing and no tiles.
 
-`evaluate(source, ...)` runs the text that a strategy drew with other meanings of its names: masks are
-plain functions on whole index grids, prebuilt masks are written down again from their definitions,
+`read(text)` runs the text that a strategy drew with other meanings of its names: masks are plain
+functions on whole index grids, prebuilt masks are written down again from their definitions, and
 attention is the textbook formula in float64. What the project computes of the text must agree.
 """
 
@@ -309,7 +309,9 @@ def _relative_bias(table, align="bottom_right"):
 
     def of(g):
         distance = _ahead(g, align)
-        nearest = torch.where(distance > reach, reach, torch.where(distance < -reach, -reach, distance))
+        nearest = torch.where(
+            distance > reach, reach, torch.where(distance < -reach, -reach, distance)
+        )
         return table[g.h, nearest + reach]
 
     return _bias(of)
@@ -425,7 +427,7 @@ def _from_topk(indices, count, *, block_q, block_k):
 
 
 SPARSITY = SimpleNamespace(
-    BlockMap=lambda full, partial, block_q, block_k: NaiveBlocks(full, partial, block_q, block_k),
+    BlockMap=NaiveBlocks,
     from_blocks=lambda blocks, block_q, block_k: NaiveBlocks(None, blocks, block_q, block_k),
     from_topk=_from_topk,
 )
@@ -466,7 +468,7 @@ def read(text: str) -> Reading:
     names = {name: getattr(real, name) for name in real.__all__}
     names |= {"mask": MASK, "score": SCORE, "sink": SINK, "sparsity": SPARSITY}
     names |= {"Variant": NaiveVariant, "normal": normal}
-    return Reading(eval(text, names), learned)  # noqa: S307, PLW0123
+    return Reading(eval(text, names), learned)
 
 
 def dense_mask(text: str, b: int, heads: int, seqlen_q: int, seqlen_k: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import attend, dense_mask, read
 
@@ -18,6 +18,9 @@ from fa4core.testing.tilemap import truth
 LIMITS = Limits(batch=2, heads=3, seqlen_q=90, seqlen_k=140)
 LENGTHS = st.tuples(st.sampled_from([90, 1, 64, 0]), st.sampled_from([140, 1, 65, 0]))
 
+#: Many parameters, so few examples each.
+FEW = settings(max_examples=max(6, settings.default.max_examples // 4))
+
 
 def assert_same_mask(text: str, lengths: tuple[int, int]) -> None:
     node = build(text).expr
@@ -27,6 +30,7 @@ def assert_same_mask(text: str, lengths: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", MASKS)
+@FEW
 @given(data=st.data())
 def test_prebuilt_mask_is_its_definition(name, data):
     assert_same_mask(data.draw(MASKS[name](LIMITS)), data.draw(LENGTHS))
@@ -39,9 +43,7 @@ def test_composed_mask_is_its_definition(text, lengths):
 
 def assert_oracle_is_textbook(case: Case) -> None:
     inputs = case.inputs()
-    given_results = run(
-        lambda q, k, v, variant, **options: oracle(q, k, v, variant, **options), inputs
-    )
+    given_results = run(oracle, inputs)
     reading = read(case.variant)
     q, k, v = (t.detach().double().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
     problem = Problem.from_tensors(q, k, v, inputs.layout)
@@ -87,6 +89,7 @@ SHAPE = Shape((33, 5), (40, 9), 2, 1, 8, 8)
 
 
 @pytest.mark.parametrize("name", SCORES)
+@FEW
 @given(data=st.data())
 def test_prebuilt_score_is_its_definition(name, data):
     text = f"Variant(score={data.draw(SCORES[name](SHAPE.limits))})"

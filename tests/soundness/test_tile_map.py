@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import dense_mask
 
@@ -20,6 +20,9 @@ LENGTHS = st.lists(
 TILES = st.tuples(st.sampled_from([64, 128, 16, 48]), st.sampled_from([64, 128, 16, 24]))
 BUDGETS = st.sampled_from([None, 0, 500])
 
+#: Many parameters, so few examples each.
+FEW = settings(max_examples=max(6, settings.default.max_examples // 4))
+
 
 def assert_sound(text: str, lengths, tiles, budget) -> None:
     """The truth comes from `naive`, not from the graph that the analysis saw."""
@@ -33,6 +36,7 @@ def assert_sound(text: str, lengths, tiles, budget) -> None:
 
 
 @pytest.mark.parametrize("name", MASKS)
+@FEW
 @given(data=st.data())
 def test_prebuilt_mask(name, data):
     text = data.draw(MASKS[name](LIMITS))
