@@ -112,7 +112,7 @@ def test_what_a_mod_gives_where_masked_matters_to_nobody():
     (table,) = tensors((200,), seed=6)
     variant = Variant(
         mask.define(lambda b, h, i, j: i > j),
-        score.define(lambda s, b, h, i, j: s + torch.log((i - j) * table.exp()[199 + j - i])),
+        score.define(lambda s, b, h, i, j: (1 + s) * torch.log((i - j) * table.exp()[199 + j - i])),
     )
     compare(variant, [*tensors((1, 200, 2, 8), (1, 200, 2, 8), (1, 200, 2, 8)), table])
 
