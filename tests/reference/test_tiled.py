@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-
 from brute import brute_tiles
+
 from fa4core import Variant, attention
 from fa4core.plan.problem import Problem
 from fa4core.reference.backward import backward
@@ -241,7 +241,7 @@ def test_an_exp_policy_costs_its_error_and_no_more(degree, bound, fraction):
 
 
 def test_the_exp_policy_does_not_depend_on_how_tiles_are_merged(monkeypatch):
-    import fa4core.reference.work as work
+    from fa4core.reference import work
 
     q, k, v = (t.detach().float() for t in tensors((1, 300, 2, 16), *[(1, 300, 2, 16)] * 2))
     variant = Variant(mask=mask.causal(), exp=exp.mixed(1, 0.25))
@@ -258,7 +258,7 @@ def test_the_exp_policy_does_not_depend_on_how_tiles_are_merged(monkeypatch):
 @pytest.mark.parametrize("tile_q, tile_k", [(16, 16), (64, 128), (128, 32)])
 @pytest.mark.parametrize("most", [1, 1 << 14])
 def test_any_tile_size_and_any_chunk_gives_the_same(tile_q, tile_k, most, monkeypatch):
-    import fa4core.reference.work as work
+    from fa4core.reference import work
 
     monkeypatch.setattr(work, "MAX_SCORES", most)
     variant, _ = rich(4)
@@ -286,7 +286,7 @@ def test_any_tile_size_and_any_chunk_gives_the_same(tile_q, tile_k, most, monkey
 
 
 def test_empty_tiles_are_skipped_and_full_ones_need_no_mask(monkeypatch):
-    import fa4core.reference.work as work
+    from fa4core.reference import work
 
     seen = []
     original = work.evaluate
