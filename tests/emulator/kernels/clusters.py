@@ -9,10 +9,24 @@ from kernels.case import Case
 
 import cutlass
 from cutlass import cute
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 THREADS = 128
 TILE = (16, 32)
+
+
+@dsl_user_op
+def _load_remote(pointer: cute.Pointer, *, loc=None, ip=None) -> cutlass.Float32:
+    """ld.shared::cluster: the DSL maps remote pointers but has no load for them."""
+    address = pointer.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip)
+    loaded = llvm.inline_asm(
+        T.f32(), [address], "ld.shared::cluster.f32 $0, [$1];", "=f,r",
+        has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc, ip=ip,
+    )  # fmt: skip
+    return cutlass.Float32(loaded)
 
 
 @cute.kernel
@@ -28,7 +42,7 @@ def _exchange_kernel(source: cute.Tensor, target: cute.Tensor, size: cutlass.Con
     cute.arch.cluster_wait()
     peer = (rank + 1) % size
     theirs = cute.arch.map_dsmem_ptr(mine.iterator + (THREADS - 1 - thread), peer)
-    target[block, thread] = cute.arch.load(theirs, cutlass.Float32, ss="cluster")
+    target[block, thread] = _load_remote(theirs)
     cute.arch.cluster_arrive()  # nobody leaves while others read its memory
     cute.arch.cluster_wait()
 

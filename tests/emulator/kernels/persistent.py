@@ -1,0 +1,90 @@
+"""Persistent kernels: a static stride over tiles, and dynamic scheduling by cluster launch control.
+
+With cluster launch control (PTX: clusterlaunchcontrol.try_cancel) the whole grid is launched and
+running CTAs cancel clusters that have not started, taking over their tiles.
+"""
+
+from __future__ import annotations
+
+import torch
+from kernels.case import Case
+
+import cutlass
+from cutlass import cute
+
+WORKERS = 128
+THREADS = WORKERS + 32
+
+
+@cute.kernel
+def _dynamic_kernel(source: cute.Tensor, target: cute.Tensor):
+    """Warp 4 asks for the next tile while warps 0..3 work on this one."""
+    thread, _, _ = cute.arch.thread_idx()
+    tile, _, _ = cute.arch.block_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    smem = cutlass.utils.SmemAllocator()
+    response = smem.allocate_tensor(cutlass.Int32, cute.make_layout(4), 16).iterator
+    answered = smem.allocate_array(cutlass.Int64, 1)
+    read = smem.allocate_array(cutlass.Int64, 1)
+    if thread == 0:
+        cute.arch.mbarrier_init(answered, 1)
+        cute.arch.mbarrier_init(read, THREADS)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    phase = cutlass.Int32(0)
+    valid = cutlass.Int32(1)
+    while valid != 0:
+        if warp == WORKERS // 32:
+            cute.arch.mbarrier_wait(read, phase ^ 1)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(answered, 16)
+                cute.arch.issue_clc_query(answered, response, multicast=False)
+        else:
+            target[tile, thread] = source[tile, thread] * 2.0
+        cute.arch.mbarrier_wait(answered, phase)
+        tile, _, _, valid = cute.arch.clc_response(response)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.mbarrier_arrive(read)
+        phase ^= 1
+
+
+@cute.jit
+def dynamic(source: cute.Tensor, target: cute.Tensor):
+    _dynamic_kernel(source, target).launch(
+        grid=[source.shape[0], 1, 1], block=[THREADS, 1, 1], cluster=[1, 1, 1]
+    )
+
+
+@cute.kernel
+def _static_kernel(source: cute.Tensor, target: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    first, _, _ = cute.arch.block_idx()
+    stride, _, _ = cute.arch.grid_dim()
+    smem = cutlass.utils.SmemAllocator()
+    row = smem.allocate_tensor(cutlass.Float32, cute.make_layout(WORKERS), 16)
+    for tile in cutlass.range(first, source.shape[0], stride):
+        row[thread] = source[tile, thread]
+        cute.arch.sync_threads()
+        target[tile, thread] = row[WORKERS - 1 - thread]
+        cute.arch.sync_threads()
+
+
+@cute.jit
+def static(source: cute.Tensor, target: cute.Tensor, ctas: cutlass.Constexpr):
+    _static_kernel(source, target).launch(grid=[ctas, 1, 1], block=[WORKERS, 1, 1])
+
+
+def _rows() -> tuple[torch.Tensor]:
+    return (torch.randn(13, WORKERS),)
+
+
+CASES = [
+    Case(
+        "dynamic scheduler", dynamic, _rows, lambda: (torch.empty(13, WORKERS),),
+        lambda x: (2 * x,), num_sms=4,
+    ),
+    Case(
+        "static scheduler", static, _rows, lambda: (torch.empty(13, WORKERS),),
+        lambda x: (x.flip(1),), (4,),
+    ),
+]  # fmt: skip
