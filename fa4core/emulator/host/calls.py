@@ -104,28 +104,32 @@ class Listener:
         return error
 
 
-def describe_device(target: Target, num_sms: int) -> None:
+def device_attributes(target: Target, num_sms: int) -> list[tuple[int, int]]:
     """Answers to ``cudaDeviceGetAttribute`` (numbers are cudart's ``cudaDeviceAttr``)."""
-    attributes = {
-        1: target.threads_per_cta,
-        2: 1024,  # block dimensions
-        3: 1024,
-        4: 64,
-        5: 2**31 - 1,  # grid dimensions
-        6: 65_535,
-        7: 65_535,
-        8: 49_152,  # shared memory per block without opting in
-        10: 32,  # warp size
-        12: target.registers_per_sm,
-        16: num_sms,
-        38: target.l2_bytes,
-        39: target.threads_per_sm,
-        75: target.compute_capability[0],
-        76: target.compute_capability[1],
-        81: target.smem_per_sm,
-        97: target.smem_per_cta,
-        106: target.ctas_per_sm,
-        111: target.smem_reserved_per_cta,
-    }
-    for number, value in attributes.items():
+    return [
+        (1, target.threads_per_cta),
+        (2, 1024),  # block dimensions
+        (3, 1024),
+        (4, 64),
+        (5, 2**31 - 1),  # grid dimensions
+        (6, 65_535),
+        (7, 65_535),
+        (8, 49_152),  # shared memory per block without opting in
+        (10, 32),  # warp size
+        (12, target.registers_per_sm),
+        (16, num_sms),
+        (38, target.l2_bytes),
+        (39, target.threads_per_sm),
+        (75, target.compute_capability[0]),
+        (76, target.compute_capability[1]),
+        (81, target.smem_per_sm),
+        (97, target.smem_per_cta),
+        (106, target.ctas_per_sm),
+        (111, target.smem_reserved_per_cta),
+    ]
+
+
+def describe_device(target: Target, num_sms: int) -> None:
+    """Tell the run-time library what to answer."""
+    for number, value in device_attributes(target, num_sms):
         library.load().fa4_set_device_attribute(number, value)

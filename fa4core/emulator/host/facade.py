@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa4core.compile.targets import Target
+from fa4core.emulator.host.calls import device_attributes
 from fa4core.emulator.host.disguise import Patches
 
 _DEVICE = torch.device("cuda", 0)
@@ -109,6 +110,34 @@ def _properties(target: Target, num_sms: int) -> types.SimpleNamespace:
     )
 
 
+def _patch_bindings(patches: Patches, target: Target, num_sms: int) -> None:
+    """The few calls that scripts make to cuda-python's driver and runtime themselves."""
+    from cuda.bindings import driver, runtime  # noqa: PLC0415
+
+    ok, fine = driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess
+    attributes = {int(number): value for number, value in device_attributes(target, num_sms)}
+    answers = {
+        "cuInit": (ok,),
+        "cuDeviceGetCount": (ok, 1),
+        "cuDeviceGet": (ok, driver.CUdevice(0)),
+        "cuCtxGetDevice": (ok, driver.CUdevice(0)),
+        "cuCtxGetCurrent": (ok, driver.CUcontext(1)),
+        "cuCtxCreate": (ok, driver.CUcontext(1)),
+        "cuCtxSynchronize": (ok,),
+        "cuStreamSynchronize": (ok,),
+        "cuDriverGetVersion": (ok, 13_000),
+    }
+    for name, answer in answers.items():
+        patches.set(driver, name, lambda *args, _answer=answer: _answer)
+    patches.set(
+        driver, "cuDeviceGetAttribute", lambda number, device: (ok, attributes[int(number)])
+    )
+    for name in ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaSetDevice"):
+        patches.set(runtime, name, lambda *args: (fine,))
+    for name, answer in {"cudaGetDeviceCount": 1, "cudaGetDevice": 0}.items():
+        patches.set(runtime, name, lambda *args, _answer=answer: (fine, _answer))
+
+
 @contextlib.contextmanager
 def cuda_facade(target: Target, num_sms: int) -> Iterator[None]:
     """See the module. Open it inside an `emulator` block."""
@@ -140,6 +169,7 @@ def cuda_facade(target: Target, num_sms: int) -> Iterator[None]:
             patches.set(cuda, name, lambda *args, **kwargs: None)
         for name in ("current_stream", "default_stream", "stream", "device", "Stream", "Event"):
             patches.set(cuda, name, _Stream)
+        _patch_bindings(patches, target, num_sms)
         with _RedirectCuda(), _RedirectDispatch():
             yield
     finally:

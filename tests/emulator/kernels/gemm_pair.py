@@ -1,4 +1,4 @@
-"""Matrix products on pairs of CTAs (cta_group::2) and with multicast over larger clusters.
+"""Matrix products on pairs of CTAs (cta_group::2) with multicast over larger clusters, and with K split.
 
 Uses the DSL's own pipeline classes, as real kernels do: TMA into both CTAs of a pair on the leader's
 barrier, MMA by the leader, commits multicast to every CTA whose buffers were read, results through
@@ -37,9 +37,9 @@ def _pair_kernel(
     cluster: cute.Layout,
     config: cutlass.Constexpr,
 ):
-    tile, columns, part, dtype = config
+    tile, columns, part, dtype, splits = config
     thread, _, _ = cute.arch.thread_idx()
-    bx, by, _ = cute.arch.block_idx()
+    bx, by, split = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     place = cluster.get_flat_coord(rank)
@@ -99,16 +99,17 @@ def _pair_kernel(
         load_b, place[1], cute.make_layout(cute.size(cluster, mode=[1])),
         cute.group_modes(s_b, 0, 3), cute.group_modes(t_b, 0, 3),
     )  # fmt: skip
-    count = cute.size(g_a, mode=[2])
+    count = cute.size(g_a, mode=[2]) // splits
+    first = split * count
 
     if warp == TMA_WARP:
         mask_a = cpasync.create_tma_multicast_mask(cluster, place, mcast_mode=2)
         mask_b = cpasync.create_tma_multicast_mask(cluster, place, mcast_mode=1)
         for k in cutlass.range(count):
             slot = fill.acquire_and_advance()
-            cute.copy(load_a, gp_a[(None, k)], sp_a[(None, slot.index)],
+            cute.copy(load_a, gp_a[(None, first + k)], sp_a[(None, slot.index)],
                       tma_bar_ptr=slot.barrier, mcast_mask=mask_a)  # fmt: skip
-            cute.copy(load_b, gp_b[(None, k)], sp_b[(None, slot.index)],
+            cute.copy(load_b, gp_b[(None, first + k)], sp_b[(None, slot.index)],
                       tma_bar_ptr=slot.barrier, mcast_mask=mask_b)  # fmt: skip
         fill.tail()
     elif warp == MMA_WARP:
@@ -172,11 +173,20 @@ def _store_by_tma(
         stores.producer_tail()
 
 
+@cute.kernel
+def _clear_kernel(c: cute.Tensor):
+    lane, _, _ = cute.arch.thread_idx()
+    row, _, _ = cute.arch.block_idx()
+    for column in cutlass.range(lane, c.shape[1], 32):
+        c[row, column] = cutlass.Float32(0.0)
+
+
 @cute.jit
 def gemm(
     a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, tile: cutlass.Constexpr,
-    cluster: cutlass.Constexpr, pair: cutlass.Constexpr,
+    cluster: cutlass.Constexpr, pair: cutlass.Constexpr, splits: cutlass.Constexpr,
 ):  # fmt: skip
+    """With splits, each CTA takes a part of K and adds its result to C, which is cleared first."""
     group = tcgen05.CtaGroup.TWO if pair == 2 else tcgen05.CtaGroup.ONE
     mma = sm100.make_trivial_tiled_mma(
         a.element_type, b.element_type, LayoutEnum.from_tensor(a).mma_major_mode(),
@@ -196,11 +206,14 @@ def gemm(
         sm100.cluster_shape_to_tma_atom_B((*cluster,), mma.thr_id), b,
         cute.select(b_layout, [0, 1, 2]), tile, mma, ctas.shape,
     )  # fmt: skip
-    store, g_c = cpasync.make_tiled_tma_atom(
-        cpasync.CopyBulkTensorTileS2GOp(), c, cute.select(c_layout, [0, 1]), part
-    )
-    grid = [c.shape[0] // shape[0], c.shape[1] // tile[1], 1]
-    config = (tile, max(32, tile[1]), part, a.element_type)
+    if cutlass.const_expr(splits > 1):
+        _clear_kernel(c).launch(grid=[c.shape[0], 1, 1], block=[32, 1, 1])
+        operation = cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD)
+    else:
+        operation = cpasync.CopyBulkTensorTileS2GOp()
+    store, g_c = cpasync.make_tiled_tma_atom(operation, c, cute.select(c_layout, [0, 1]), part)
+    grid = [c.shape[0] // shape[0], c.shape[1] // tile[1], splits]
+    config = (tile, max(32, tile[1]), part, a.element_type, splits)
     _pair_kernel(
         mma, load_a, g_a, load_b, g_b, store, g_c, a_layout, b_layout, c_layout, ctas, config
     ).launch(grid=grid, block=[THREADS, 1, 1], cluster=[*cluster, 1])  # fmt: skip
@@ -208,13 +221,13 @@ def gemm(
 
 def _case(
     name: str, size: tuple[int, int, int], tile: tuple[int, int, int], cluster: tuple[int, int],
-    pair: int, dtype: torch.dtype = torch.bfloat16, majors: str = "KK",
+    pair: int, dtype: torch.dtype = torch.bfloat16, majors: str = "KK", splits: int = 1,
 ) -> Case:  # fmt: skip
     m, n, k = size
     return Case(
         f"gemm {name}", gemm,
         lambda: (operand(m, k, dtype, majors[0]), operand(n, k, dtype, majors[1])),
-        lambda: (torch.empty(m, n),), product, (tile, cluster, pair), tolerance=2e-5,
+        lambda: (torch.empty(m, n),), product, (tile, cluster, pair, splits), tolerance=2e-5,
     )  # fmt: skip
 
 
@@ -225,4 +238,6 @@ CASES = [
     _case("pair multicast a", (256, 128, 192), (256, 64, 64), (2, 2), 2),
     _case("one cta multicast 2x2", (256, 128, 192), (128, 64, 64), (2, 2), 1),
     _case("pair e4m3", (256, 64, 256), (256, 64, 128), (2, 1), 2, torch.float8_e4m3fn),
+    _case("split k", (128, 64, 384), (128, 64, 64), (1, 1), 1, splits=3),
+    _case("pair split k", (256, 64, 256), (256, 64, 64), (2, 1), 2, splits=2),
 ]  # fmt: skip
