@@ -30,6 +30,7 @@ def cross_compile(
     target: str | Target = "sm100",
     options: str = "",
     runtime: Path | None = None,
+    rewrite: Callable[[Any], None] | None = None,
     line_info: bool = False,
     **kwargs: Any,
 ) -> Compiled:
@@ -37,11 +38,11 @@ def cross_compile(
 
     args, kwargs: as for ``cute.compile``; fake tensors (``cutlass.cute.runtime.make_fake_tensor``)
     do. options: the compiler's, e.g. ``"--enable-tvm-ffi"`` to call the result with torch tensors.
-    runtime: library the host code is linked against; the default is the DSL's own, which needs the
-    driver when called. `fa4core.emulator.compile_for_emulator` passes the emulator's.
+    runtime, rewrite: see `dsl_settings`; by default the host code calls the driver when called.
+    `fa4core.emulator.session.compile_for_emulator` passes the emulator's.
     """
     chosen = resolve(target)
-    with dsl_settings(chosen, runtime=runtime, line_info=line_info):
+    with dsl_settings(chosen, runtime, rewrite, line_info=line_info):
         import cutlass.cute as cute  # noqa: PLC0415
 
         compiled = cute.compile(function, *args, options=options, **kwargs)

@@ -21,6 +21,7 @@ from fa4core.compile.targets import Target
 
 _LIBRARIES = "CUTE_DSL_LIBS"  # the run-time libraries that compiled host code is linked against
 _OBSERVERS: list[Callable[[Any], None]] = []  # called with each compiled function
+_REWRITES: list[Callable[[Any], None]] = []  # called with each compiled module
 
 
 @contextlib.contextmanager
@@ -42,6 +43,7 @@ def import_dsl() -> ModuleType:
         )
     with hidden_arguments():
         import cutlass  # noqa: PLC0415
+        from cutlass.base_dsl.compiler import Compiler  # noqa: PLC0415
         from cutlass.base_dsl.dsl import BaseDSL  # noqa: PLC0415
         from cutlass.cutlass_dsl.cuda_jit_executor import (  # noqa: PLC0415
             CudaDialectJitCompiledFunction,
@@ -49,6 +51,7 @@ def import_dsl() -> ModuleType:
     if not hasattr(BaseDSL.diagnostic, "__wrapped__"):
         _wrap_diagnostic(BaseDSL)
         _wrap_construction(CudaDialectJitCompiledFunction)
+        _wrap_compile(Compiler)
     return cutlass
 
 
@@ -76,6 +79,24 @@ def _wrap_construction(function_type: Any) -> None:
     function_type.__init__ = construct
 
 
+def _wrap_compile(compiler: Any) -> None:
+    original = compiler.compile
+
+    def compile_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = original(self, *args, **kwargs)
+        for rewrite in tuple(_REWRITES):
+            rewrite(module)
+        return module
+
+    compiler.compile = compile_
+
+
+def _known_libraries() -> str | None:
+    from cutlass.base_dsl.env_manager import get_prefix_dsl_libs  # noqa: PLC0415
+
+    return get_prefix_dsl_libs("CUTE_DSL")
+
+
 def _singletons() -> list[Any]:
     """Every DSL front of this process (CuTe DSL and its experimental sibling)."""
     from cutlass.base_dsl.dsl import DSLSingletonMeta  # noqa: PLC0415
@@ -95,12 +116,14 @@ def _forget_environment() -> None:
 def dsl_settings(
     target: Target,
     runtime: Path | None = None,
+    rewrite: Callable[[Any], None] | None = None,
     observer: Callable[[Any], None] | None = None,
     line_info: bool = False,
 ) -> Iterator[None]:
     """Compile everything inside the block for `target`, keeping PTX and cubin in memory.
 
-    runtime: library that host code is linked against instead of the DSL's own (the emulator's).
+    runtime: library that host code is linked against besides the DSL's own (the emulator's).
+    rewrite: changes each compiled module before its host code is made executable.
     observer: called with every function compiled inside the block.
     line_info: emit .loc, so that reports name source lines.
     """
@@ -110,8 +133,9 @@ def dsl_settings(
         contextlib.ExitStack() as undo,
     ):
         if runtime is not None:
+            libraries = os.pathsep.join(filter(None, (_known_libraries(), str(runtime))))
             undo.callback(_restore_variable, _LIBRARIES, os.environ.get(_LIBRARIES))
-            os.environ[_LIBRARIES] = str(runtime)
+            os.environ[_LIBRARIES] = libraries
             _forget_environment()
         for dsl in _singletons():
             settings = {
@@ -124,14 +148,15 @@ def dsl_settings(
                 "jit_cache_max_elems": 0,
             }
             if runtime is not None:
-                settings["shared_libs"] = str(runtime)
+                settings["shared_libs"] = libraries
             undo.callback(
                 _restore_attributes, dsl.envar, {k: getattr(dsl.envar, k) for k in settings}
             )
             _restore_attributes(dsl.envar, settings)
-        if observer is not None:
-            _OBSERVERS.append(observer)
-            undo.callback(_OBSERVERS.remove, observer)
+        for function, registered in ((observer, _OBSERVERS), (rewrite, _REWRITES)):
+            if function is not None:
+                registered.append(function)
+                undo.callback(registered.remove, function)
         yield
 
 

@@ -26,6 +26,7 @@ from fa4core.compile.targets import Target, resolve
 from fa4core.emulator.host import calls, library, modules
 from fa4core.emulator.host.disguise import disguise
 from fa4core.emulator.host.memory import Memory, WatchTorch
+from fa4core.emulator.host.rewrite import rewrite
 from fa4core.emulator.launch import Allocation, Launch, Machine, Statistics
 
 _open_session: Session | None = None
@@ -145,7 +146,9 @@ def emulator(
 
     with contextlib.ExitStack() as block:
         block.enter_context(
-            dsl_settings(chosen, library.runtime_library(), modules.remember, line_info)
+            dsl_settings(
+                chosen, library.runtime_library(), rewrite, modules.remember, line_info
+            )
         )
         block.enter_context(disguise(chosen, sms, session.memory.exported, finish))
         block.enter_context(WatchTorch(session.memory))
@@ -176,6 +179,7 @@ def compile_for_emulator(
         target=target,
         options=options,
         runtime=library.runtime_library(),
+        rewrite=rewrite,
         **kwargs,
     )
     modules.remember(compiled.function)

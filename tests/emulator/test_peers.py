@@ -117,8 +117,9 @@ def run(interface, problem: Problem, seed: int, backward: bool, num_sms: int | N
         if problem.lengths:
             ends = torch.tensor((0, *problem.lengths), dtype=torch.int32).cumsum(0).int()
             out, lse = interface.flash_attn_varlen_func(
-                q[0], k[0], v[0], ends, ends, causal=problem.causal, return_lse=True,
+                q[0], k[0], v[0], cu_seqlens_q=ends, cu_seqlens_k=ends,
                 max_seqlen_q=max(problem.lengths), max_seqlen_k=max(problem.lengths),
+                causal=problem.causal, return_lse=True,
             )  # fmt: skip
             out, lse = out[None], lse[None]
         else:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCE = Path(__file__).with_name("shim.c")
+SOURCE = Path(__file__).with_name("shim.c")
 _FLAGS = ("-std=gnu11", "-Wall", "-Werror", "-O1", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
@@ -36,12 +36,12 @@ def _compiler() -> str:
 def runtime_library() -> Path:
     """Path of the built library. A changed source or compiler line gives another file."""
     compiler = _compiler()
-    key = hashlib.sha256(_SOURCE.read_bytes() + repr((compiler, _FLAGS)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(SOURCE.read_bytes() + repr((compiler, _FLAGS)).encode()).hexdigest()[:16]
     path = _cache_folder() / f"runtime-shim-{key}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder) / path.name
-            command = [compiler, "-x", "c", *_FLAGS, str(_SOURCE), "-o", str(built)]
+            command = [compiler, "-x", "c", *_FLAGS, str(SOURCE), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"building the emulator's runtime failed:\n{done.stderr}")
