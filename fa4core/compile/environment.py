@@ -26,7 +26,7 @@ _REWRITES: list[Callable[[Any], None]] = []  # called with each compiled module
 
 @contextlib.contextmanager
 def hidden_arguments() -> Iterator[None]:
-    """Hide the command line: the DSL parses it when it compiles, and ``-h`` would end the program."""
+    """Hide the command line: the DSL parses it when it compiles, and ``-h`` would end us."""
     saved = sys.argv
     sys.argv = saved[:1]
     try:

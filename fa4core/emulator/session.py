@@ -124,10 +124,10 @@ def emulator(
     """Run CuTe DSL kernels on the CPU inside the block.
 
     target: "sm100", "sm103" or "sm90". seed: chooses the order in which warps run and in which
-    asynchronous operations take effect; one seed gives one result, bit for bit. detect: "all", "none"
-    or names out of `fa4core.emulator.launch.DETECTORS`. num_sms: what kernels are told, default the
-    target's; a small number makes persistent kernels loop. record: keep what `Session.replay`
-    needs. line_info: compile with source lines, so that reports name them.
+    asynchronous operations take effect; one seed gives one result, bit for bit. detect: "all",
+    "none" or names out of `fa4core.emulator.launch.DETECTORS`. num_sms: what kernels are told,
+    default the target's; a small number makes persistent kernels loop. record: keep what
+    `Session.replay` needs. line_info: compile with source lines, so that reports name them.
 
     Raises `EmulatorError` from the call of the compiled function when a detector fires.
     """
@@ -146,9 +146,7 @@ def emulator(
 
     with contextlib.ExitStack() as block:
         block.enter_context(
-            dsl_settings(
-                chosen, library.runtime_library(), rewrite, modules.remember, line_info
-            )
+            dsl_settings(chosen, library.runtime_library(), rewrite, modules.remember, line_info)
         )
         block.enter_context(disguise(chosen, sms, session.memory.exported, finish))
         block.enter_context(WatchTorch(session.memory))

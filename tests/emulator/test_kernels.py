@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from kernels.case import Case, agree, run  # noqa: E402
-from suite import CASES  # noqa: E402
+from kernels.case import Case, agree, run
+from suite import CASES
 
 SEEDS = range(3)
 MANY_SEEDS = range(50)

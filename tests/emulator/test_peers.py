@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import sys
 import types
@@ -79,7 +80,7 @@ class Problem:
         if not self.lengths:
             return [(slice(0, self.seqlen_q), slice(0, self.seqlen_k))]
         ends = torch.tensor((0, *self.lengths)).cumsum(0).tolist()
-        spans = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        spans = [slice(a, b) for a, b in itertools.pairwise(ends)]
         return [(span, span) for span in spans]
 
 

@@ -2,7 +2,7 @@
 
 The DSL reads the device of a tensor from its DLPack form and refuses (TVM-FFI) or mis-types
 (plain form: generic instead of global pointers) what is not on a GPU. So, while the block runs,
-torch tensors export themselves as ``cuda:0`` at their CPU address; that address is what kernels see.
+torch tensors export themselves as ``cuda:0`` at their CPU address, which is what kernels see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds (once, cached) and loads the run-time library that emulated host code is linked against."""
+"""Builds (once, cached) and loads the run-time library that emulated host code calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Device memory as the session sees it: torch CPU storages, and which of them nothing has written.
 
 A storage is one `Allocation`. It becomes known when its address may reach a kernel. It counts as
-unwritten from ``torch.empty`` and the like until a torch operation mutates it; from then on, and for
-what kernels write, the machine keeps its own byte-wise record. Storages are kept alive while
+unwritten from ``torch.empty`` and the like until a torch operation mutates it; from then on, and
+for what kernels write, the machine keeps its own byte-wise record. Storages are kept alive while
 something else than this table uses them, so that an address never changes its meaning unseen.
 """
 

@@ -37,6 +37,6 @@ def ptx_of(image: int) -> str:
             _BY_IMAGE[image] = (data, ptx)
             return ptx
     raise RuntimeError(
-        "a kernel was launched that was not compiled while the emulator listened: compile it inside "
-        "`with emulator(...)` or with `compile_for_emulator`, not from a disk cache"
+        "a kernel was launched that was not compiled while the emulator listened: compile it "
+        "inside `with emulator(...)` or with `compile_for_emulator`, not from a disk cache"
     )

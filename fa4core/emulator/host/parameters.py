@@ -13,7 +13,7 @@ _TYPE = re.compile(r"\.(?:b|u|s|f)(8|16|32|64|128)\b")
 
 @functools.lru_cache(maxsize=64)
 def parameter_sizes(ptx: str) -> Mapping[str, tuple[int, ...]]:
-    """Bytes of each parameter, in order, by entry name (PTX ISA: `.param` space, kernel parameters)."""
+    """Bytes of each parameter, in order, by entry name (PTX ISA: kernel function parameters)."""
     sizes: dict[str, tuple[int, ...]] = {}
     for entry, declared in _ENTRY.findall(ptx):
         found = []

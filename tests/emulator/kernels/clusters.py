@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import torch
-from kernels.case import Case
-
 import cutlass
+import torch
 from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cutlass_dsl import T, dsl_user_op
+
+from kernels.case import Case
 
 THREADS = 128
 TILE = (16, 32)

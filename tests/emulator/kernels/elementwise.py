@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-
 import cutlass
+import torch
 from cutlass import cute
+
+from kernels.case import Case
 
 THREADS = 128
 
@@ -96,7 +96,8 @@ def _integer_expected(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     zeros = torch.tensor([32 - v.bit_length() for v in b.tolist()])
     rows = (
         x // y, x % y, (x << 3) ^ (y >> 1), (x & y) | (x - y * 7),
-        torch.minimum(x, y) + x.clamp_min(5), bits + zeros, (x * y) >> 20, torch.where(x > y, x, -y),
+        torch.minimum(x, y) + x.clamp_min(5), bits + zeros, (x * y) >> 20,
+        torch.where(x > y, x, -y),
     )  # fmt: skip
     return (torch.stack(rows).to(torch.int32),)
 

@@ -1,21 +1,21 @@
-"""Matrix products on pairs of CTAs (cta_group::2) with multicast over larger clusters, and with K split.
+"""Matrix products on pairs of CTAs (cta_group::2), with multicast, and with K split.
 
-Uses the DSL's own pipeline classes, as real kernels do: TMA into both CTAs of a pair on the leader's
-barrier, MMA by the leader, commits multicast to every CTA whose buffers were read, results through
-shared memory and TMA stores.
+Uses the DSL's own pipeline classes, as real kernels do: TMA into both CTAs of a pair on the
+leader's barrier, MMA by the leader, commits multicast to every CTA whose buffers were read, results
+through shared memory and TMA stores.
 """
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-from kernels.gemm_sm100 import operand, product
-
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
+import torch
 from cutlass import cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.utils import LayoutEnum, TmemAllocator
+
+from kernels.case import Case
+from kernels.gemm_sm100 import operand, product
 
 EPILOGUE_WARPS, MMA_WARP, TMA_WARP = 4, 4, 5
 THREADS = 192
@@ -117,7 +117,7 @@ def _pair_kernel(
         acc = cute.make_tensor(tmem.retrieve_ptr(cutlass.Float32), acc_layout)
         if leader:
             result = finish.acquire_and_advance()
-            for k in cutlass.range(count):
+            for _ in cutlass.range(count):
                 slot = drain.wait_and_advance()
                 for block in cutlass.range_constexpr(cute.size(f_a, mode=[2])):
                     index = (None, None, block, slot.index)

@@ -6,14 +6,14 @@ TMA loads. Barriers and phases are written out, so that mutations can hit each o
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
+import torch
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.utils import LayoutEnum
+
+from kernels.case import Case
 
 EPILOGUE = 128
 MMA_WARP, TMA_WARP = 4, 5
@@ -91,7 +91,7 @@ def _gemm_kernel(
     if warp == MMA_WARP:
         stage, phase = cutlass.Int32(0), cutlass.Int32(0)
         mma.set(tcgen05.Field.ACCUMULATE, False)
-        for k in cutlass.range(count):
+        for _ in cutlass.range(count):
             cute.arch.mbarrier_wait(full + stage, phase)
             for block in cutlass.range_constexpr(cute.size(f_a, mode=[2])):
                 at = (None, None, block, stage)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-from kernels.gemm_sm100 import operand, product
-
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
+import torch
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.utils import LayoutEnum
+
+from kernels.case import Case
+from kernels.gemm_sm100 import operand, product
 
 GROUP = 128
 PRODUCER = GROUP // 32
@@ -78,7 +78,7 @@ def _wgmma_kernel(
         acc = cute.make_rmem_tensor(mma.partition_shape_C(tile[:2]), cutlass.Float32)
         stage, phase = cutlass.Int32(0), cutlass.Int32(0)
         mma.set(warpgroup.Field.ACCUMULATE, False)
-        for k in cutlass.range(count):
+        for _ in cutlass.range(count):
             cute.arch.mbarrier_wait(full + stage, phase)
             warpgroup.fence()
             for block in cutlass.range_constexpr(cute.size(f_a, mode=[2])):
@@ -99,12 +99,8 @@ def _wgmma_kernel(
 
 
 def _layouts(a, b, tile, stages):
-    a_layout = sm90.make_smem_layout_a(
-        LayoutEnum.from_tensor(a), tile, a.element_type, stages
-    )
-    b_layout = sm90.make_smem_layout_b(
-        LayoutEnum.from_tensor(b), tile, b.element_type, stages
-    )
+    a_layout = sm90.make_smem_layout_a(LayoutEnum.from_tensor(a), tile, a.element_type, stages)
+    b_layout = sm90.make_smem_layout_b(LayoutEnum.from_tensor(b), tile, b.element_type, stages)
     return a_layout, b_layout
 
 

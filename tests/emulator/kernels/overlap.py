@@ -6,15 +6,15 @@ TMEM; the epilogue warpgroup takes registers from the other one (setmaxnreg), as
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-from kernels.gemm_sm100 import operand, product
-
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
+import torch
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.utils import LayoutEnum
+
+from kernels.case import Case
+from kernels.gemm_sm100 import operand, product
 
 EPILOGUE, MMA_WARP, TMA_WARP, THREADS = 128, 4, 5, 256
 STAGES, COLUMNS = 2, 32

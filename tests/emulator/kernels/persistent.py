@@ -6,11 +6,11 @@ running CTAs cancel clusters that have not started, taking over their tiles.
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-
 import cutlass
+import torch
 from cutlass import cute
+
+from kernels.case import Case
 
 WORKERS = 128
 THREADS = WORKERS + 32

@@ -5,12 +5,12 @@ More tiles than stages and few CTAs, so that every barrier goes through several 
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-
 import cutlass
+import torch
 from cutlass import cute, pipeline
 from cutlass.cute.nvgpu import cpasync
+
+from kernels.case import Case
 
 CONSUMERS = 128
 TILE = (16, 32)
@@ -161,7 +161,7 @@ def classes(source: cute.Tensor, target: cute.Tensor, stages: cutlass.Constexpr)
 
 @cute.kernel
 def _cp_async_kernel(source: cute.Tensor, target: cute.Tensor, stages: cutlass.Constexpr):
-    """Ampere's cp.async with commit groups: each thread copies 16 bytes a tile, others read them."""
+    """Ampere's cp.async with commit groups: each thread copies 16 bytes, others read them."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     smem = cutlass.utils.SmemAllocator()
@@ -211,18 +211,18 @@ def _matrix(rows: int = 112, columns: int = 64) -> tuple[torch.Tensor]:
     return (torch.randn(rows, columns),)
 
 
-def _like_matrix() -> tuple[torch.Tensor]:
+def _like() -> tuple[torch.Tensor]:
     return (torch.empty(112, 64),)
 
 
 CASES = [
-    Case("handmade pipeline", handmade, _matrix, _like_matrix, lambda x: (3 * x,), (3,)),
-    Case("handmade pipeline sm90", handmade, _matrix, _like_matrix, lambda x: (3 * x,), (2,), "sm90"),
-    Case("pipeline classes", classes, _matrix, _like_matrix, lambda x: (x - 1,), (2,)),
-    Case("pipeline classes sm90", classes, _matrix, _like_matrix, lambda x: (x - 1,), (3,), "sm90"),
+    Case("handmade pipeline", handmade, _matrix, _like, lambda x: (3 * x,), (3,)),
+    Case("handmade pipeline sm90", handmade, _matrix, _like, lambda x: (3 * x,), (2,), "sm90"),
+    Case("pipeline classes", classes, _matrix, _like, lambda x: (x - 1,), (2,)),
+    Case("pipeline classes sm90", classes, _matrix, _like, lambda x: (x - 1,), (3,), "sm90"),
     Case(
-        "cp.async", cp_async, lambda: (torch.randn(2, 5 * 512),), lambda: (torch.empty(2, 5 * 512),),
-        _reversed_blocks, (3,),
+        "cp.async", cp_async, lambda: (torch.randn(2, 5 * 512),),
+        lambda: (torch.empty(2, 5 * 512),), _reversed_blocks, (3,),
     ),
     Case(
         "cp.async sm90", cp_async, lambda: (torch.randn(2, 5 * 512),),

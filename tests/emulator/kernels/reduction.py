@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-
 import cutlass
+import torch
 from cutlass import cute
+
+from kernels.case import Case
 
 THREADS = 128
 WARPS = THREADS // 32

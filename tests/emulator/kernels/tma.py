@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-import torch
-from kernels.case import Case
-
 import cutlass
+import torch
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
+
+from kernels.case import Case
 
 THREADS = 128
 SWIZZLE_BITS = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
@@ -189,7 +189,9 @@ def _bulk_kernel(source: cute.Tensor, target: cute.Tensor, count: cutlass.Conste
         cute.arch.mbarrier_init(arrived, 1)
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    load = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cutlass.Float32, num_bits_per_copy=count * 32)
+    load = cute.make_copy_atom(
+        cpasync.CopyBulkG2SOp(), cutlass.Float32, num_bits_per_copy=count * 32
+    )
     store = cute.make_copy_atom(
         cpasync.CopyBulkS2GOp(), cutlass.Float32, num_bits_per_copy=count * 32
     )

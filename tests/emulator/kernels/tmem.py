@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-from kernels.gemm_sm100 import operand, product
-
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
+import torch
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.utils import LayoutEnum
+
+from kernels.case import Case
+from kernels.gemm_sm100 import operand, product
 
 THREADS = 128
 COLUMNS = 32
@@ -111,9 +111,7 @@ def _tmem_operand_kernel(
     place = cute.make_tensor(
         pointer + tile[1], cute.make_layout((128, a_columns), stride=(65536, 1))
     )
-    atom = cute.make_copy_atom(
-        tcgen05.St32x32bOp(tcgen05.Repetition(a_columns)), cutlass.Float32
-    )
+    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(a_columns)), cutlass.Float32)
     copy = tcgen05.make_tmem_copy(atom, place)
     target = copy.get_slice(thread).partition_D(place)
     packed = cute.make_rmem_tensor(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from kernels.case import Case
-from kernels.gemm_sm100 import operand, product
-
 import cutlass
+import torch
 from cutlass import cute
 from cutlass.cute.nvgpu import warp as warp_ops
+
+from kernels.case import Case
+from kernels.gemm_sm100 import operand, product
 
 M, N, K = 32, 32, 64
 
@@ -21,8 +21,12 @@ def _warp_kernel(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, mma: cute.Tiled
     smem = cutlass.utils.SmemAllocator()
     atom = cute.make_layout((8, 64), stride=(64, 1))
     swizzle = cute.make_swizzle(3, 4, 3)
-    s_a = smem.allocate_tensor(dtype, cute.tile_to_shape(atom, (M, K), (0, 1)), 128, swizzle=swizzle)
-    s_b = smem.allocate_tensor(dtype, cute.tile_to_shape(atom, (N, K), (0, 1)), 128, swizzle=swizzle)
+    s_a = smem.allocate_tensor(
+        dtype, cute.tile_to_shape(atom, (M, K), (0, 1)), 128, swizzle=swizzle
+    )
+    s_b = smem.allocate_tensor(
+        dtype, cute.tile_to_shape(atom, (N, K), (0, 1)), 128, swizzle=swizzle
+    )
     s_c = smem.allocate_tensor(dtype, cute.make_layout((M, N), stride=(N + 8, 1)), 128)
     for index in cutlass.range(lane, M * K, 32):
         s_a[index % M, index // M] = a[index % M, index // M]
@@ -45,7 +49,9 @@ def _warp_kernel(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, mma: cute.Tiled
     rounded.store(acc.load().to(dtype))
     store = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(False, 4), dtype)
     copy_c = cute.make_tiled_copy_C(store, mma)
-    cute.copy(copy_c, copy_c.get_slice(lane).retile(rounded), copy_c.get_slice(lane).partition_D(s_c))
+    cute.copy(
+        copy_c, copy_c.get_slice(lane).retile(rounded), copy_c.get_slice(lane).partition_D(s_c)
+    )
     cute.arch.sync_warp()
     for index in cutlass.range(lane, M * N, 32):
         c[index // N, index % N] = s_c[index // N, index % N]
