@@ -54,12 +54,22 @@ def edit(begins: str, pattern: str, replacement: str, number: int | None = None)
     return rule
 
 
-def before(begins: str, statement: str, number: int | None = None) -> Rule:
-    """Put a statement before those that begin so."""
+def after_wait(number: int, statement: str) -> Rule:
+    """Put a statement behind the end of one wait loop."""
 
     def rule(ptx: str) -> str:
-        for match in reversed(_chosen(_positions(ptx, begins), number)):
-            ptx = ptx[: match.start()] + f"\t{statement}\n" + ptx[match.start() :]
+        match = list(re.finditer(r"DONE:\s*\}", ptx))[number]
+        return ptx[: match.end()] + f"\n\t{statement}" + ptx[match.end() :]
+
+    return rule
+
+
+def both(*rules: Rule) -> Rule:
+    """One rule after the other."""
+
+    def rule(ptx: str) -> str:
+        for one in rules:
+            ptx = one(ptx)
         return ptx
 
     return rule
@@ -116,8 +126,19 @@ def flip_phase(number: int | None = None) -> Rule:
 
 
 def constant(begins: str, old: int, new: int, number: int | None = None) -> Rule:
-    """Change an immediate operand of statements that begin so."""
-    return edit(begins, rf"(?<![\w.%]){old}(?!\w)", str(new), number)
+    """Change an immediate operand; number counts the statements that begin so and have it."""
+    literal = rf"(?<![\w.%+]){old}(?!\w)"
+
+    def rule(ptx: str) -> str:
+        found = [m for m in _positions(ptx, begins) if re.search(literal, m.group(0))]
+        if not found:
+            raise AssertionError(f"no {begins!r} with {old}")
+        for match in reversed(_chosen(found, number)):
+            changed = re.sub(literal, str(new), match.group(0), count=1)
+            ptx = ptx[: match.start()] + changed + ptx[match.end() :]
+        return ptx
+
+    return rule
 
 
 def applied(rule: Rule) -> Callable[[Launch], Launch]:
