@@ -126,9 +126,7 @@ def main(repeat: int) -> None:
         rows += attention_rows(repeat)
     table = Table("work", "no detector", "all detectors", "goals", "warp instructions / s")
     for row in rows:
-        goals = " / ".join(
-            "" if g is None else f"{g} s" for g in (row.goal_plain, row.goal_checked)
-        )
+        goals = " / ".join(f"{goal} s" for goal in (row.goal_plain, row.goal_checked) if goal)
         rate = row.instructions / row.plain if row.plain else math.nan
         table.add_row(
             row.name, f"{row.plain:.3f} s", f"{row.checked:.3f} s", goals, f"{rate / 1e6:.1f} M"

@@ -1,8 +1,8 @@
 """Bugs seeded into correct kernels are found, each by the detector that should find it.
 
-A mutation edits the PTX of one case by a rule of `rules`. It counts as found by a kind of report, or
-as "value" when the result is wrong although no report came (a wrong swizzle harms nothing but the
-numbers). The unmutated kernels are the control: `test_kernels` runs them under the same seeds with
+A mutation edits the PTX of one case by a rule of `rules`. It counts as found by a kind of report,
+or as "value" when the result is wrong although no report came (a wrong swizzle harms nothing but
+the numbers). The unmutated kernels are the control: `test_kernels` runs them under the same seeds with
 every detector on.
 """
 

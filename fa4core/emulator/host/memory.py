@@ -28,6 +28,9 @@ _EMPTY = frozenset(
 )
 
 
+_MANY = 1_000  # unwritten storages, before those that are gone are looked for
+
+
 class Memory:
     """The storages of one session."""
 
@@ -43,6 +46,8 @@ class Memory:
         storage = tensor.untyped_storage()
         if storage.nbytes():
             self._unwritten[storage.data_ptr()] = storage
+        if len(self._unwritten) > _MANY:
+            self.sweep()
 
     def written(self, tensor: torch.Tensor) -> None:
         """A torch operation has written this tensor's storage."""
@@ -83,17 +88,21 @@ class Memory:
 
     def sweep(self) -> None:
         """Forget storages that only this table still holds."""
+        for address, storage in list(self._unwritten.items()):
+            if address not in self._known and _unused(storage):
+                del self._unwritten[address]
         if self._keep:
             return
-        for address in list(self._known.keys() | self._unwritten.keys()):
-            storage = self._known.get(address)
-            if storage is None:
-                storage = self._unwritten[address]
-            tables = (address in self._known) + (address in self._unwritten)
-            if torch._C._storage_Use_Count(storage._cdata) <= 1 or tables == 0:
+        for address, storage in list(self._known.items()):
+            if _unused(storage):
+                del self._known[address], self._registered[address]
                 self._unwritten.pop(address, None)
-                if self._known.pop(address, None) is not None:
-                    self._machine.unregister(address)
+                self._machine.unregister(address)
+
+
+def _unused(storage: torch.UntypedStorage) -> bool:
+    """Whether no tensor refers to a storage any more (the tables share one reference)."""
+    return torch._C._storage_Use_Count(storage._cdata) <= 1
 
 
 class WatchTorch(TorchDispatchMode):

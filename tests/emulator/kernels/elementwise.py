@@ -143,6 +143,45 @@ def convert(a: cute.Tensor, half: cute.Tensor, brain: cute.Tensor, whole: cute.T
     _convert_kernel(a, half, brain, whole).launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
 
 
+@cute.kernel
+def _narrow_kernel(a: cute.Tensor, e4m3: cute.Tensor, e5m2: cute.Tensor, back: cute.Tensor):
+    """Four values a thread into both 8-bit formats, and back from one of them."""
+    thread, _, _ = cute.arch.thread_idx()
+    values = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
+    cute.autovec_copy(cute.local_tile(a, (4,), (thread,)), values)
+    for out in cutlass.range_constexpr(2):
+        target = e4m3 if cutlass.const_expr(out == 0) else e5m2
+        narrow = cute.make_rmem_tensor(cute.make_layout(4), target.element_type)
+        narrow.store(values.load().to(target.element_type))
+        cute.autovec_copy(narrow, cute.local_tile(target, (4,), (thread,)))
+        if cutlass.const_expr(out == 0):
+            wide = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
+            wide.store(narrow.load().to(cutlass.Float32))
+            cute.autovec_copy(wide, cute.local_tile(back, (4,), (thread,)))
+
+
+@cute.jit
+def narrow(a: cute.Tensor, e4m3: cute.Tensor, e5m2: cute.Tensor, back: cute.Tensor):
+    _narrow_kernel(a, e4m3, e5m2, back).launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
+
+
+@cute.kernel
+def _half_kernel(a: cute.Tensor, b: cute.Tensor, out: cute.Tensor):
+    """Arithmetic in 16 bits, eight values a thread."""
+    thread, _, _ = cute.arch.thread_idx()
+    x = cute.make_rmem_tensor(cute.make_layout(8), a.element_type)
+    y = cute.make_rmem_tensor(cute.make_layout(8), a.element_type)
+    cute.autovec_copy(cute.local_tile(a, (8,), (thread,)), x)
+    cute.autovec_copy(cute.local_tile(b, (8,), (thread,)), y)
+    x.store(x.load() * y.load() - y.load())
+    cute.autovec_copy(x, cute.local_tile(out, (8,), (thread,)))
+
+
+@cute.jit
+def half(a: cute.Tensor, b: cute.Tensor, out: cute.Tensor):
+    _half_kernel(a, b, out).launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
+
+
 def _positive(*shape: int) -> torch.Tensor:
     return torch.rand(*shape) * 4 + 0.05
 
@@ -182,6 +221,19 @@ CASES = [
                  torch.empty(THREADS, dtype=torch.bfloat16),
                  torch.empty(THREADS, dtype=torch.int32)),
         lambda a: (a.half(), a.bfloat16(), a.to(torch.int32)),
+    ),
+    Case(
+        "8-bit conversions", narrow, lambda: (torch.randn(4 * THREADS) * 60,),
+        lambda: (torch.empty(4 * THREADS, dtype=torch.float8_e4m3fn),
+                 torch.empty(4 * THREADS, dtype=torch.float8_e5m2), torch.empty(4 * THREADS)),
+        lambda a: (a.to(torch.float8_e4m3fn), a.to(torch.float8_e5m2),
+                   a.to(torch.float8_e4m3fn).float()),
+    ),
+    Case(
+        "f16 arithmetic", half,
+        lambda: (torch.randn(8 * THREADS).half(), torch.randn(8 * THREADS).half()),
+        lambda: (torch.empty(8 * THREADS, dtype=torch.float16),),
+        lambda a, b: (a.double() * b.double() - b.double(),), tolerance=1e-3,
     ),
     Case(
         "add ragged sm90", add,

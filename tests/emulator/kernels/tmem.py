@@ -67,6 +67,55 @@ def round_trip(source: cute.Tensor, target: cute.Tensor, shapes: cutlass.Constex
 
 
 @cute.kernel
+def _from_shared_kernel(source: cute.Tensor, target: cute.Tensor, layout: cute.ComposedLayout):
+    """tcgen05.cp 128x256b: shared memory (core matrices, no swizzle) to tensor memory."""
+    thread, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    smem = cutlass.utils.SmemAllocator()
+    done = smem.allocate_array(cutlass.Int64, 1)
+    address = smem.allocate_array(cutlass.Int32, 1)
+    staged = smem.allocate_tensor(cutlass.Float32, layout.outer, 1024, swizzle=layout.inner)
+    if thread == 0:
+        cute.arch.mbarrier_init(done, 1)
+    cute.arch.mbarrier_init_fence()
+    if warp == 0:
+        cute.arch.alloc_tmem(COLUMNS, address)
+    for column in cutlass.range_constexpr(8):
+        staged[thread, column] = source[thread, column]
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_threads()
+    pointer = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
+    tmem = cute.make_tensor(pointer, cute.make_layout((128, 8), stride=(65536, 1)))
+    if warp == 0:
+        atom = cute.make_copy_atom(tcgen05.Cp128x256bOp(tcgen05.CtaGroup.ONE), cutlass.Float32)
+        copy = tcgen05.make_s2t_copy(atom, tmem)
+        mine = copy.get_slice(0)
+        given = tcgen05.get_s2t_smem_desc_tensor(copy, mine.partition_S(staged))
+        cute.copy(copy, given, mine.partition_D(tmem))
+        with cute.arch.elect_one():
+            tcgen05.commit(done)
+    cute.arch.mbarrier_wait(done, 0)
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(8)), cutlass.Float32)
+    copy = tcgen05.make_tmem_copy(atom, tmem)
+    mine = copy.get_slice(thread)
+    wanted = mine.partition_D(target)
+    registers = cute.make_rmem_tensor(wanted.shape, cutlass.Float32)
+    cute.copy(copy, mine.partition_S(tmem), registers)
+    cute.autovec_copy(registers, wanted)
+    cute.arch.sync_threads()
+    if warp == 0:
+        cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.dealloc_tmem(pointer, COLUMNS)
+
+
+@cute.jit
+def from_shared(source: cute.Tensor, target: cute.Tensor):
+    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_INTER, cutlass.Float32)
+    layout = cute.tile_to_shape(atom, (128, 8), (0, 1))
+    _from_shared_kernel(source, target, layout).launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
+
+
+@cute.kernel
 def _tmem_operand_kernel(
     mma: cute.TiledMma, a: cute.Tensor, load_b: cute.CopyAtom, b: cute.Tensor, c: cute.Tensor,
     a_layout: cute.ComposedLayout, b_layout: cute.ComposedLayout, tile: cutlass.Constexpr,
@@ -187,6 +236,10 @@ def _operand_case(name: str, depth: int, dtype: torch.dtype, n: int = 64) -> Cas
 CASES = [
     *(_round_trip_case("32x32b", shape) for shape in SHAPES),
     *(_round_trip_case(shape, "32x32b") for shape in SHAPES if shape != "32x32b"),
+    Case(
+        "tmem from shared memory", from_shared, lambda: (torch.randn(128, 8),),
+        lambda: (torch.empty(128, 8),), lambda x: (x,),
+    ),
     _operand_case("bf16", 64, torch.bfloat16),
     _operand_case("f16", 32, torch.float16, 32),
     _operand_case("e4m3", 128, torch.float8_e4m3fn),
