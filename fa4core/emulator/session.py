@@ -43,12 +43,15 @@ class _Step:
 class Session:
     """What happened inside one `emulator` block."""
 
-    def __init__(self, target: Target, seed: int, detect: Any, num_sms: int, record: bool):
+    def __init__(
+        self, target: Target, seed: int, detect: Any, num_sms: int, record: bool, timeline: bool
+    ):
         self.target = target
         self.seed = seed
         self.num_sms = num_sms
         self._detect = detect
         self._record = record
+        self._timeline = timeline
         self.machine = self._new_machine(seed)
         self.memory = Memory(self.machine, keep=record)
         self._launches: list[Launch] = []
@@ -57,9 +60,7 @@ class Session:
         self._transforms: list[Callable[[Launch], Launch]] = []
 
     def _new_machine(self, seed: int) -> Machine:
-        return Machine(
-            target=self.target.name, seed=seed, detect=self._detect, num_sms=self.num_sms
-        )
+        return Machine(self.target.name, seed, self._detect, self.num_sms, timeline=self._timeline)
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -120,6 +121,7 @@ def emulator(
     num_sms: int | None = None,
     record: bool = True,
     line_info: bool = False,
+    timeline: bool = False,
 ) -> Iterator[Session]:
     """Run CuTe DSL kernels on the CPU inside the block.
 
@@ -128,6 +130,7 @@ def emulator(
     "none" or names out of `fa4core.emulator.launch.DETECTORS`. num_sms: what kernels are told,
     default the target's; a small number makes persistent kernels loop. record: keep what
     `Session.replay` needs. line_info: compile with source lines, so that reports name them.
+    timeline: fill `Statistics.timeline`.
 
     Raises `EmulatorError` from the call of the compiled function when a detector fires.
     """
@@ -137,8 +140,8 @@ def emulator(
     chosen = resolve(target)
     sms = num_sms or chosen.num_sms
     detectors = detect if isinstance(detect, str) else frozenset(detect)
-    session = Session(chosen, seed, detectors, sms, record)
-    listener = calls.Listener(session._launch)
+    session = Session(chosen, seed, detectors, sms, record, timeline)
+    listener = calls.Listener(session._launch, session.machine.parameters)
 
     def finish() -> None:
         if error := listener.take_error():

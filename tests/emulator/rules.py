@@ -141,14 +141,16 @@ def constant(begins: str, old: int, new: int, number: int | None = None) -> Rule
     return rule
 
 
-def applied(rule: Rule) -> Callable[[Launch], Launch]:
-    """A rule as a transformation of launches; launches it doesn't apply to are an error only if
-    none of the session's launches changes (see the test)."""
+def applied(rule: Rule, everywhere: bool = True) -> Callable[[Launch], Launch]:
+    """A rule as a transformation of launches. everywhere: it must apply to each of them; otherwise
+    a launch that it doesn't apply to stays the same object."""
 
     def change(launch: Launch) -> Launch:
         try:
             ptx = rule(launch.ptx)
         except AssertionError:
+            if everywhere:
+                raise
             return launch
         return attrs.evolve(launch, ptx=ptx)
 

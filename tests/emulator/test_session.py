@@ -73,7 +73,7 @@ def test_memory_that_torch_wrote_counts_as_written(add_ffi):
 
 def test_out_of_bounds_is_reported(add_ffi):
     with emulator() as session, pytest.raises(EmulatorError) as caught:
-        session.transform(applied(edit(r"setp\.ge\.s32", "ge", "gt")))
+        session.transform(applied(edit(r"setp\.le\.s32", "le", "lt")))
         add_ffi(torch.randn(300), torch.randn(300), torch.empty(300))
     report = caught.value.reports[0]
     assert report.kind == "bounds"

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from fa4core.compile.targets import Target
 from fa4core.emulator.host import library, modules
-from fa4core.emulator.host.parameters import parameter_sizes
 from fa4core.emulator.launch import Launch
 
 LAUNCH_FAILURE = 719  # cudaErrorLaunchFailure
@@ -48,13 +47,8 @@ def _cluster(config: _LaunchConfig) -> tuple[int, int, int]:
     return (1, 1, 1)
 
 
-def read_launch(config: _LaunchConfig, image: int, name: str, arguments: list[int]) -> Launch:
+def read_launch(config: _LaunchConfig, ptx: str, name: str, params: tuple[bytes, ...]) -> Launch:
     """The value of one call of ``_cudaLaunchKernelEx``."""
-    ptx = modules.ptx_of(image)
-    sizes = parameter_sizes(ptx)[name]
-    params = tuple(
-        ctypes.string_at(pointer, size) for pointer, size in zip(arguments, sizes, strict=True)
-    )
     return Launch(
         ptx=ptx,
         kernel=name,
@@ -74,19 +68,28 @@ def _short(kernel: str) -> str:
 
 class Listener:
     """Receives launches while it is open. Exceptions of the handler come back through `take_error`,
-    because they cannot travel through compiled host code."""
+    because they cannot travel through compiled host code.
 
-    def __init__(self, handler: Callable[[Launch], None]):
+    parameters: gives (offset, bytes) of each parameter of a kernel: the launch passes one pointer
+    per parameter and no sizes.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Launch], None],
+        parameters: Callable[[str, str], list[tuple[int, int]]],
+    ):
         self._handler = handler
+        self._parameters = parameters
         self._error: BaseException | None = None
         self._callback = _CALLBACK(self._on_launch)  # kept alive here
 
     def _on_launch(self, config, image, name, arguments) -> int:  # type: ignore[no-untyped-def]
         try:
-            kernel = name.decode()
-            count = len(parameter_sizes(modules.ptx_of(image))[kernel])
-            pointers = [arguments[index] for index in range(count)]
-            self._handler(read_launch(config.contents, image, kernel, pointers))
+            kernel, ptx = name.decode(), modules.ptx_of(image)
+            sizes = [size for _, size in self._parameters(ptx, kernel)]
+            params = tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes))
+            self._handler(read_launch(config.contents, ptx, kernel, params))
         except BaseException as error:
             self._error = error
             return LAUNCH_FAILURE

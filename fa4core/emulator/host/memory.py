@@ -97,7 +97,7 @@ class Memory:
             if _unused(storage):
                 del self._known[address], self._registered[address]
                 self._unwritten.pop(address, None)
-                self._machine.unregister(address)
+                self._machine.forget(address)
 
 
 def _unused(storage: torch.UntypedStorage) -> bool:

@@ -35,7 +35,7 @@ def _exchange_kernel(source: cute.Tensor, target: cute.Tensor, size: cutlass.Con
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     mine = smem.allocate_tensor(cutlass.Float32, cute.make_layout(THREADS), 128)
     mine[thread] = source[block, thread]
     cute.arch.cluster_arrive()
@@ -60,7 +60,7 @@ def _remote_store_kernel(source: cute.Tensor, target: cute.Tensor, size: cutlass
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     arrived = smem.allocate_array(cutlass.Int64, 1)
     inbox = smem.allocate_tensor(cutlass.Int32, cute.make_layout(THREADS), 128)
     if thread == 0:
@@ -94,7 +94,7 @@ def _multicast_kernel(
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     arrived = smem.allocate_array(cutlass.Int64, 1)
     tile = smem.allocate_tensor(cutlass.Float32, layout.outer, 1024, swizzle=layout.inner)
     tiles = cute.local_tile(source, TILE, (None, None))

@@ -12,7 +12,8 @@ import cutlass.utils.blackwell_helpers as sm100
 import torch
 from cutlass import cute, pipeline
 from cutlass.cute.nvgpu import cpasync, tcgen05
-from cutlass.utils import LayoutEnum, TmemAllocator
+from cutlass.memory import TmemAllocator
+from cutlass.utils import LayoutEnum
 
 from kernels.case import Case
 from kernels.gemm_sm100 import operand, product
@@ -47,7 +48,7 @@ def _pair_kernel(
     leader = bx % pair == 0
     at = (bx // pair, by, None)
 
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     operand_barriers = smem.allocate_array(cutlass.Int64, 2 * STAGES)
     result_barriers = smem.allocate_array(cutlass.Int64, 2)
     free = smem.allocate_array(cutlass.Int64, 1)
@@ -56,6 +57,14 @@ def _pair_kernel(
     s_b = smem.allocate_tensor(dtype, b_layout.outer, 1024, swizzle=b_layout.inner)
     s_c = smem.allocate_tensor(cutlass.Float32, c_layout.outer, 1024, swizzle=c_layout.inner)
 
+    # before the pipelines, whose creation ends in a cluster barrier: peers arrive at `free`
+    tmem = TmemAllocator(
+        address,
+        barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=2, num_threads=160),
+        allocator_warp_id=0,
+        is_two_cta=pair == 2,
+        two_cta_tmem_dealloc_mbar_ptr=free,
+    )
     sharing = cute.size(cluster, mode=[1]) + cute.size(cluster, mode=[2]) - 1
     bytes_ = pair * (
         cute.size_in_bytes(dtype, cute.select(a_layout, [0, 1, 2]))
@@ -76,14 +85,6 @@ def _pair_kernel(
         consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, pair * EPILOGUE_WARPS),
         cta_layout_vmnk=cluster,
     ).make_participants()
-    tmem = TmemAllocator(
-        address,
-        barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=2, num_threads=160),
-        allocator_warp_id=0,
-        is_two_cta=pair == 2,
-        two_cta_tmem_dealloc_mbar_ptr=free,
-    )
-
     g_a = cute.local_tile(a, tile, at, proj=(1, None, 1))
     g_b = cute.local_tile(b, tile, at, proj=(None, 1, 1))
     g_c = cute.local_tile(c, tile, at, proj=(1, 1, None))

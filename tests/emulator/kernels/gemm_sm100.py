@@ -38,7 +38,7 @@ def _gemm_kernel(
     bx, by, _ = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     columns = cutlass.const_expr(max(32, tile[1]))
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     full = smem.allocate_array(cutlass.Int64, stages)
     empty = smem.allocate_array(cutlass.Int64, stages)
     done = smem.allocate_array(cutlass.Int64, 1)

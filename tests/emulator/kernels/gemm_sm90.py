@@ -34,7 +34,7 @@ def _wgmma_kernel(
     thread, _, _ = cute.arch.thread_idx()
     bx, by, _ = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     full = smem.allocate_array(cutlass.Int64, stages)
     empty = smem.allocate_array(cutlass.Int64, stages)
     s_a = smem.allocate_tensor(dtypes[0], a_layout.outer, 1024, swizzle=a_layout.inner)
@@ -137,7 +137,7 @@ def _register_kernel(
     """A goes from global memory straight into registers."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     full = smem.allocate_array(cutlass.Int64, 1)
     s_b = smem.allocate_tensor(a.element_type, b_layout.outer, 1024, swizzle=b_layout.inner)
     if thread == 0:

@@ -1,7 +1,7 @@
 """One accumulator used again and again: loading it must be over before the next product begins.
 
 One CTA walks along N. Its MMA warp waits until the epilogue has taken the previous tile out of
-TMEM; the epilogue warpgroup takes registers from the other one (setmaxnreg), as real kernels do.
+TMEM; the epilogue warpgroup takes registers from the others (setmaxnreg), as real kernels do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cutlass.utils import LayoutEnum
 from kernels.case import Case
 from kernels.gemm_sm100 import operand, product
 
-EPILOGUE, MMA_WARP, TMA_WARP, THREADS = 128, 4, 5, 256
+EPILOGUE, MMA_WARP, TMA_WARP, THREADS = 128, 4, 5, 512
 STAGES, COLUMNS = 2, 32
 
 
@@ -35,7 +35,7 @@ def _walk_kernel(
 ):
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     a_full = smem.allocate_array(cutlass.Int64, 1)
     b_full = smem.allocate_array(cutlass.Int64, STAGES)
     b_empty = smem.allocate_array(cutlass.Int64, STAGES)
@@ -74,9 +74,9 @@ def _walk_kernel(
     count = cute.size(g_b, mode=[2])
 
     if warp >= MMA_WARP:
-        cute.arch.setmaxregister_decrease(40)
+        cute.arch.setmaxregister_decrease(88)
     else:
-        cute.arch.setmaxregister_increase(128)
+        cute.arch.setmaxregister_increase(208)
     if warp == TMA_WARP:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(a_full, tile[0] * tile[2] * dtype.width // 8)

@@ -22,7 +22,7 @@ def _dynamic_kernel(source: cute.Tensor, target: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     tile, _, _ = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     response = smem.allocate_tensor(cutlass.Int32, cute.make_layout(4), 16).iterator
     answered = smem.allocate_array(cutlass.Int64, 1)
     read = smem.allocate_array(cutlass.Int64, 1)
@@ -60,7 +60,7 @@ def _static_kernel(source: cute.Tensor, target: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     first, _, _ = cute.arch.block_idx()
     stride, _, _ = cute.arch.grid_dim()
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     row = smem.allocate_tensor(cutlass.Float32, cute.make_layout(WORKERS), 16)
     for tile in cutlass.range(first, source.shape[0], stride):
         row[thread] = source[tile, thread]

@@ -26,7 +26,7 @@ def _handmade_kernel(
     thread, _, _ = cute.arch.thread_idx()
     column, _, _ = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     full = smem.allocate_array(cutlass.Int64, stages)
     empty = smem.allocate_array(cutlass.Int64, stages)
     buffers = smem.allocate_tensor(cutlass.Float32, layout.outer, 1024, swizzle=layout.inner)
@@ -95,7 +95,7 @@ def _classes_kernel(
     thread, _, _ = cute.arch.thread_idx()
     column, _, _ = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     barriers = smem.allocate_array(cutlass.Int64, 2 * stages)
     buffers = smem.allocate_tensor(cutlass.Float32, layout.outer, 1024, swizzle=layout.inner)
     results = smem.allocate_tensor(
@@ -164,7 +164,7 @@ def _cp_async_kernel(source: cute.Tensor, target: cute.Tensor, stages: cutlass.C
     """Ampere's cp.async with commit groups: each thread copies 16 bytes, others read them."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     width = 4 * CONSUMERS
     buffers = smem.allocate_tensor(
         cutlass.Float32, cute.make_layout((width, stages), stride=(1, width)), 128

@@ -17,7 +17,7 @@ def _row_kernel(x: cute.Tensor, total: cute.Tensor, largest: cute.Tensor):
     """One CTA a row: butterfly within warps, shared memory between them."""
     thread, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     sums = smem.allocate_tensor(cutlass.Float32, cute.make_layout(WARPS), 16)
     peaks = smem.allocate_tensor(cutlass.Float32, cute.make_layout(WARPS), 16)
     s = cutlass.Float32(0.0)

@@ -41,7 +41,7 @@ def _increment_kernel(
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     rank = cutlass.const_expr(len(tile))
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     arrived = smem.allocate_array(cutlass.Int64, 1)
     loaded = smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
     result = smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
@@ -101,7 +101,7 @@ def _padded_kernel(
     """Writes whole tiles, so that what TMA puts beyond the bounds is seen: zeros."""
     thread, _, _ = cute.arch.thread_idx()
     bx, by, _ = cute.arch.block_idx()
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     arrived = smem.allocate_array(cutlass.Int64, 1)
     loaded = smem.allocate_tensor(cutlass.Float32, layout.outer, 1024, swizzle=layout.inner)
     tiles = cute.local_tile(source, tile, (None, None))
@@ -141,7 +141,7 @@ def _reduce_kernel(
     """All CTAs of one column of the grid add their slice into the same target tile."""
     thread, _, _ = cute.arch.thread_idx()
     part, bx, by = cute.arch.block_idx()
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     staged = smem.allocate_tensor(cutlass.Float32, layout, 1024)
     piece = cute.local_tile(source, (1, *tile), (part, bx, by))
     tiles = cute.local_tile(target, tile, (None, None))
@@ -182,7 +182,7 @@ def _bulk_kernel(source: cute.Tensor, target: cute.Tensor, count: cutlass.Conste
     """Plain bulk copies: no tensor map, contiguous bytes, in and out."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     arrived = smem.allocate_array(cutlass.Int64, 1)
     buffer = smem.allocate_tensor(cutlass.Float32, cute.make_layout(count), 128)
     if thread == 0:

@@ -27,7 +27,7 @@ def _round_trip_kernel(source: cute.Tensor, target: cute.Tensor, shapes: cutlass
     """Store in one shape, load in another: values land where CuTe's layouts say."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     address = smem.allocate_array(cutlass.Int32, 1)
     if warp == 0:
         cute.arch.alloc_tmem(COLUMNS, address)
@@ -71,7 +71,7 @@ def _from_shared_kernel(source: cute.Tensor, target: cute.Tensor, layout: cute.C
     """tcgen05.cp 128x256b: shared memory (core matrices, no swizzle) to tensor memory."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     done = smem.allocate_array(cutlass.Int64, 1)
     address = smem.allocate_array(cutlass.Int32, 1)
     staged = smem.allocate_tensor(cutlass.Float32, layout.outer, 1024, swizzle=layout.inner)
@@ -126,7 +126,7 @@ def _tmem_operand_kernel(
     dtype = a.element_type
     a_columns = cutlass.const_expr(tile[2] * dtype.width // 32)
     columns = cutlass.const_expr(128)
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     loaded = smem.allocate_array(cutlass.Int64, 1)
     done = smem.allocate_array(cutlass.Int64, 1)
     address = smem.allocate_array(cutlass.Int32, 1)

@@ -18,7 +18,7 @@ def _warp_kernel(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, mma: cute.Tiled
     """One warp: global -> shared (swizzled) -> ldmatrix -> mma.sync -> stmatrix -> global."""
     lane, _, _ = cute.arch.thread_idx()
     dtype = a.element_type
-    smem = cutlass.utils.SmemAllocator()
+    smem = cutlass.memory.SmemAllocator()
     atom = cute.make_layout((8, 64), stride=(64, 1))
     swizzle = cute.make_swizzle(3, 4, 3)
     s_a = smem.allocate_tensor(
