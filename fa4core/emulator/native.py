@@ -66,14 +66,22 @@ def _digest(command: list[str]) -> str:
     return h.hexdigest()[:20]
 
 
+def _object(command: list[str], source: Path, headers: bytes) -> Path:
+    """The object file of one source; kept, so that a changed file is all that is rebuilt."""
+    line = [*command, *FLAGS, f"-ffp-contract={CONTRACT.get(source.name, 'off')}"]
+    key = hashlib.sha256(repr((line, _processor())).encode() + headers + source.read_bytes())
+    target = cache_dir() / "objects" / f"{source.stem}-{key.hexdigest()[:20]}.o"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(f".{os.getpid()}")
+        _run([*line, "-c", str(source), "-o", str(part)])
+        os.replace(part, target)
+    return target
+
+
 def _compile(command: list[str], folder: Path) -> Path:
-    objects = []
-    for source in sorted(SOURCES.glob("*.cpp")):
-        target = folder / (source.stem + ".o")
-        contract = CONTRACT.get(source.name, "off")
-        line = [*command, *FLAGS, f"-ffp-contract={contract}", "-c", str(source), "-o", str(target)]
-        _run(line)
-        objects.append(str(target))
+    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
+    objects = [str(_object(command, source, headers)) for source in sorted(SOURCES.glob("*.cpp"))]
     library = folder / "core.so"
     _run([*command, "-shared", *objects, "-o", str(library)])
     return library

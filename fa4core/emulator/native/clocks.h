@@ -25,6 +25,7 @@ enum Actor : u32 {   // components of one warp
   TMEM_LOAD,         // tcgen05.ld
   TENSOR,            // tcgen05.mma, .cp, .shift: in issue order
   WGMMA,             // wgmma.mma_async
+  LEARNT,            // what it has learnt of other clusters: entries of Warp::learnt
   ACTORS
 };
 constexpr u32 BARRIERS_PER_CTA = 160;  // components for mbarriers; later ones share the last

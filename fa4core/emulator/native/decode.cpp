@@ -206,6 +206,7 @@ std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& ke
     ins.kind = f->second;
     Decoder d{*p, st, ins, &p->uses[k]};
     if (st.opcode == "tcgen05") p->uses_tensor_memory = true;
+    if (st.opcode == "wgmma") p->uses_wgmma = true;
     try {
       auto g = table.find(st.opcode);
       if (g == table.end()) d.unknown();

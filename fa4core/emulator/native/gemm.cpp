@@ -71,7 +71,7 @@ struct Chunks {  // checks and fetches 16-byte pieces of shared memory
 
 }  // namespace
 
-void load_tile(const Watch& watch, const SmemTile& t, Number n, int rows, int ks, float* out, int ld) {
+void load_tile(const Watch& watch, const SmemTile& t, Number n, int rows, int ks, float* out, int ld, int row0) {
   const int es = number_bytes(n), per = 16 / es;  // elements of a 16-byte chunk
   const u32 width = t.swizzle ? 16u << t.swizzle : 16;
   Chunks chunks(watch);
@@ -80,7 +80,7 @@ void load_tile(const Watch& watch, const SmemTile& t, Number n, int rows, int ks
     for (int r0 = 0; r0 < rows; r0 += 16) {
       int count = std::min(16, rows - r0);
       for (int r = 0; r < count; r++) {
-        u32 row = (u32)(r0 + r);
+        u32 row = (u32)(row0 + r0 + r);
         u32 base = t.start + row / 8 * t.sbo + row % 8 * width;
         for (int k = 0; k < ks; k += per) {
           u32 a = t.swizzle ? swizzled(base + (u32)(k * es), t.swizzle) : base + (u32)(k / per) * t.lbo;
@@ -96,9 +96,10 @@ void load_tile(const Watch& watch, const SmemTile& t, Number n, int rows, int ks
   for (int k = 0; k < ks; k++)
     for (int r = 0; r < rows; r += per) {
       u32 a = t.start;
+      int q = row0 + r;
       if (t.swizzle)
-        a = swizzled(a + (u32)(r / span) * t.lbo + (u32)(r % span * es) + (u32)(k / 8) * t.sbo + (u32)(k % 8) * width, t.swizzle);
-      else a += (u32)(k / 8) * t.lbo + (u32)(k % 8) * 16 + (u32)(r / per) * t.sbo;
+        a = swizzled(a + (u32)(q / span) * t.lbo + (u32)(q % span * es) + (u32)(k / 8) * t.sbo + (u32)(k % 8) * width, t.swizzle);
+      else a += (u32)(k / 8) * t.lbo + (u32)(k % 8) * 16 + (u32)(q / per) * t.sbo;
       const u8* p = chunks.get(a);
       if (r + per <= rows) widen(n, p, out + k * ld + r, per);
       else widen(n, p, out + k * ld + r, rows - r);

@@ -19,8 +19,8 @@ SmemTile tile_of(u64 descriptor, bool mn_major, bool hopper);
 // What to tell the detectors while reading.
 struct Watch { Machine* k = nullptr; Cta* cta = nullptr; const Who* who = nullptr; Warp* warp = nullptr; int pc = 0; };
 
-// out[k * ld + r] for `rows` rows and the `ks` values of k that one instruction takes.
-void load_tile(const Watch& w, const SmemTile& t, Number n, int rows, int ks, float* out, int ld);
+// out[k * ld + r] for `rows` rows from row0 (a multiple of 16) and the `ks` values of k that one instruction takes.
+void load_tile(const Watch& w, const SmemTile& t, Number n, int rows, int ks, float* out, int ld, int row0 = 0);
 
 // The same without conversion: 32-bit words, row by row of `bytes` (tcgen05.cp).
 void load_tile_raw(const Watch& w, const SmemTile& t, int rows, int bytes, float* out);

@@ -48,6 +48,7 @@ struct Flight {
   int pc = 0;          // of the issuing instruction
   Warp* warp = nullptr;
   bool queued = false; // part of a pipe: happens in order
+  bool waited = false; // its warp has waited for it
   virtual ~Flight() = default;
   virtual void land() = 0;
   virtual void complete() = 0;
@@ -67,10 +68,11 @@ struct Groups {  // of one thread: bulk groups or cp.async groups
   std::deque<Group> closed;
 };
 
-struct PendingLoad {  // a tcgen05.ld whose registers are not there yet
+struct PendingLoad {  // a tcgen05.ld whose registers are not there yet, or a wgmma in flight
   std::vector<u32> planes;
   std::function<void()> perform;
   u32 number = 0;
+  FlightRef flight;
 };
 
 struct LaneGroup { u32 pc; Mask mask; Wait wait = Wait::None; };
@@ -104,8 +106,8 @@ struct Warp {
   u32 bulk_number = 0, copy_number = 0, store_number = 0, load_number = 0, wgmma_number = 0;
   std::vector<PendingLoad> loads;
   std::vector<u8> pending_plane;
-  std::deque<FlightRef> wgmma;
-  std::deque<Group> wgmma_groups;
+  Groups wgmma;                   // of the whole warp
+  FlightRef last_wgmma;
   std::vector<FlightRef> stores;  // tcgen05.st since the last wait
   FlightRef last_store;
   bool alloc_done = false;        // tcgen05.alloc: the peer has finished it for both
@@ -113,10 +115,11 @@ struct Warp {
   u32 tensor_number = 0;
   std::shared_ptr<Flight> pipe;
   int registers = 0;              // per thread, for setmaxnreg
+  bool registers_known = true;
   std::vector<u8> local;
   // what it knows
   Clock clock;
-  Foreign foreign;
+  std::vector<std::pair<u32, Snapshot>> learnt;  // of other clusters; see LEARNT
   Snapshot shot;
   bool clock_changed = true;
   Foreign seen;                   // learnt by relaxed reads since the last fence
@@ -293,7 +296,6 @@ struct Machine {
 
 struct FlightShot {  // what an asynchronous operation knew when it was issued
   Snapshot knows;
-  std::shared_ptr<const Foreign> foreign;
 };
 FlightShot shoot(Warp& w);
 Who async_who(const Warp& w, const FlightShot& s, u32 local_comp, u32 clock);

@@ -64,7 +64,7 @@ Who Machine::who(Warp& w, Actor a) const {
   x.comp = k.base + w.comp(a);
   x.clock = w.clock[w.comp(a)];
   x.knows = w.clock.data();
-  x.foreign = &w.foreign;
+  x.cluster = w.cluster;
   return x;
 }
 
@@ -72,7 +72,6 @@ FlightShot shoot(Warp& w) {
   FlightShot s;
   if (!w.machine->race) return s;
   s.knows = w.snapshot();
-  if (!w.foreign.empty()) s.foreign = std::make_shared<const Foreign>(w.foreign);
   return s;
 }
 
@@ -83,7 +82,7 @@ Who async_who(const Warp& w, const FlightShot& s, u32 local_comp, u32 clock) {
   x.comp = x.base + local_comp;
   x.clock = clock;
   x.knows = s.knows ? s.knows->data() : nullptr;
-  x.foreign = s.foreign.get();
+  x.cluster = w.cluster;
   x.async = true;
   return x;
 }

@@ -67,6 +67,10 @@ void alloc(Warp& w, const Ins& i, Mask m) {  // n: cta_group
     take_columns(k, w, dst, at, n);
     take_columns(k, *v, v->alloc_to, at, n);
     v->alloc_done = true;
+    if (k.race) {  // each waited for the other
+      w.acquire(v->clock), v->acquire(w.clock);
+      for (Warp* q : {&w, v}) q->clock[q->comp(GENERIC)]++;
+    }
     waiting.erase(std::find(waiting.begin(), waiting.end(), v));
     waiting.erase(std::remove(waiting.begin(), waiting.end(), &w), waiting.end());
     k.wake(*w.cluster, nullptr);

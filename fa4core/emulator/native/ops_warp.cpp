@@ -160,6 +160,10 @@ void setmaxnreg(Warp& w, const Ins& i, Mask) {
   if (k.register_rules && (want < 24 || want > 256 || want % 8))
     k.fatal("registers", format("setmaxnreg %d: 24 to 256 in steps of 8 are allowed", want));
   int change = want - w.registers;
+  if (!w.registers_known) {  // PTX does not say what ptxas gave the kernel
+    w.registers = want;
+    return;
+  }
   if (inc ? change < 0 : change > 0) {
     if (k.register_rules)
       k.report("registers", format("setmaxnreg.%s to %d, but the warp has %d registers per thread", inc ? "inc" : "dec", want, w.registers), &w, (int)w.at);

@@ -59,7 +59,7 @@ struct Program {
   std::unordered_map<u64, u32> constant_planes, constant_planes64;
   u32 planes = 0, predicates = 0;   // predicates: two more than the entry's: always true, false
   u32 local_bytes = 0;
-  bool uses_tensor_memory = false;
+  bool uses_tensor_memory = false, uses_wgmma = false;
   u32 constant(u32 v);
   u32 constant64(u64 v);
   u32 special(const std::string& name);

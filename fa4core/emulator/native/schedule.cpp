@@ -125,8 +125,9 @@ void Machine::start_cluster(u32 linear) {
       u32 threads = product(info.block) - i * LANES;
       w->live = w->active = threads >= LANES ? FULL : (1u << threads) - 1;
       w->registers = launch_regs;
+      w->registers_known = program->entry->max_regs || launch_regs < 255;
       w->local.resize((size_t)program->local_bytes * LANES);
-      w->pending_plane.assign(program->uses_tensor_memory ? planes : 0, 0);
+      w->pending_plane.assign(program->uses_tensor_memory || program->uses_wgmma ? planes : 0, 0);
       if (race) w->clock.assign(c.components, 0), w->clock[w->comp(GENERIC)] = 1;
       w->priority = (u32)random.next();
       for (auto& [plane, v] : program->constants)

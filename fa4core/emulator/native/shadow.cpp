@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "machine.h"
+
 namespace emu {
 
 u32 Lists::make() {
@@ -28,9 +30,12 @@ bool Shadow::ordered(Access a, const Who& who, bool& proxy) const {
     }
     return true;
   }
-  if (!who.foreign) return false;
-  auto f = who.foreign->find(comp / who.size);
-  return f != who.foreign->end() && (*f->second)[comp % who.size] >= clock;
+  for (auto& w : who.cluster->warps) {  // did anyone we know of learn of that cluster's work?
+    u32 known = who.knows[w->comp(LEARNT)];
+    for (u32 i = 0; i < known; i++)
+      if (w->learnt[i].first == comp / who.size && (*w->learnt[i].second)[comp % who.size] >= clock) return true;
+  }
+  return false;
 }
 
 bool Shadow::conflicts(Access field, u16 mask, const Who& who, bool field_is_write, Conflict& c) {

@@ -31,7 +31,7 @@ struct Who {
   u32 comp = 0;                // component of the actor, global number
   u32 clock = 0;
   const u32* knows = nullptr;  // its clock, cluster-local components
-  const Foreign* foreign = nullptr;
+  const Cluster* cluster = nullptr;
   u32 base = 0;                // component number of the cluster's first component
   u32 size = 0;                // number of components of a cluster
   bool async = false;          // through the async proxy

@@ -109,6 +109,7 @@ void Warp::finish_load(size_t i) {
 }
 
 void Warp::finish_loads() {
+  if (program->uses_wgmma) return;  // those are waited for in groups
   while (!loads.empty()) finish_load(0);
 }
 
@@ -153,10 +154,19 @@ static u64 sync_key(Warp& w, u64 address) {
 
 static void take(Warp& w, const Foreign& from) {
   for (auto& [cluster, clock] : from) {
-    if (cluster == w.cluster->number) join(w.clock, *clock);
-    else join(w.foreign, Foreign{{cluster, clock}});
+    if (cluster == w.cluster->number) { join(w.clock, *clock); continue; }
+    bool have = false;
+    for (auto& [c, s] : w.learnt) have |= c == cluster && s == clock;
+    if (have) continue;
+    w.learnt.push_back({cluster, clock});
+    w.clock[w.comp(LEARNT)] = (u32)w.learnt.size();
   }
   w.clock_changed = true;
+}
+
+static void give_learnt(Warp& w, const Clock& known, Foreign& to) {
+  for (auto& v : w.cluster->warps)
+    for (u32 i = 0; i < known[v->comp(LEARNT)]; i++) join(to, Foreign{{v->learnt[i].first, v->learnt[i].second}});
 }
 
 void observe(Warp& w, u64 address, bool acquire) {
@@ -172,8 +182,9 @@ void publish(Warp& w, u64 address, bool release) {
   if (!k.race) return;
   if (!release && w.fenced.empty()) return;
   Foreign& to = k.global_sync[sync_key(w, address)];
-  join(to, w.foreign);
-  join(to, Foreign{{w.cluster->number, release ? w.snapshot() : std::make_shared<const Clock>(w.fenced)}});
+  Snapshot mine = release ? w.snapshot() : std::make_shared<const Clock>(w.fenced);
+  give_learnt(w, *mine, to);
+  join(to, Foreign{{w.cluster->number, mine}});
 }
 
 void released(Warp& w) {
