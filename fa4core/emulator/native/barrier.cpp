@@ -22,8 +22,7 @@ void Machine::check_phase(Mbarrier& b, Cta& t) {
   if (b.pending || b.tx) return;
   b.phase++;
   b.pending = b.count;
-  if (race) b.released = b.gathered;
-  b.arrivals.clear();
+  if (race) b.released = std::make_shared<const Clock>(b.gathered);
   wake(*t.cluster, &b);
 }
 
@@ -36,6 +35,12 @@ void Machine::arrive(Mbarrier& b, Cta& t, u32 count, const char* who) {
     count = b.pending;
   }
   b.pending -= count;
+  Warp* w = flying ? flying->warp : current;
+  int pc = flying ? flying->pc : w ? (int)w->at : 0;
+  bool known = false;
+  for (auto& a : b.arrivals)
+    if (a.warp == w && a.pc == pc) a.phase = b.phase, known = true;
+  if (!known && b.arrivals.size() < 16) b.arrivals.push_back({w, pc, b.phase});
   check_phase(b, t);
 }
 

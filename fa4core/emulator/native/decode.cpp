@@ -193,6 +193,7 @@ std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& ke
   std::unordered_map<std::string, u32> kinds;
   p->code.resize(e.code.size() + 1);
   p->uses.resize(e.code.size() + 1);
+  p->tests.resize(e.code.size() + 1);
   Statement end;
   end.opcode = "exit";
   for (size_t k = 0; k <= e.code.size(); k++) {
@@ -204,7 +205,8 @@ std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& ke
     auto [f, fresh] = kinds.try_emplace(text, (u32)p->kinds.size());
     if (fresh) p->kinds.push_back(text);
     ins.kind = f->second;
-    Decoder d{*p, st, ins, &p->uses[k]};
+    if (st.guard >= 0) p->tests[k].push_back((u32)st.guard);
+    Decoder d{*p, st, ins, &p->uses[k], &p->tests[k]};
     if (st.opcode == "tcgen05") p->uses_tensor_memory = true;
     if (st.opcode == "wgmma") p->uses_wgmma = true;
     try {

@@ -32,8 +32,10 @@ struct Mbarrier {
   u32 comp = 0;                          // local component
   u32 init_comp = 0, init_clock = 0;     // who initialised it, to see that users know of it
   int init_line = 0;
-  Clock gathered, released;              // of the current phase so far, of the last complete one
-  std::vector<std::string> arrivals;     // who arrived in this phase (only when a hang is explained)
+  Clock gathered;                        // of the current phase so far
+  Snapshot released;                     // of the last complete one
+  struct Arrival { Warp* warp; int pc; u32 phase; };
+  std::vector<Arrival> arrivals;         // each warp and place once, with its last phase
 };
 
 struct NamedBarrier {
@@ -59,6 +61,8 @@ struct Flight {
     return true;
   }
   virtual std::string describe() const = 0;
+  virtual const char* unit() const { return nullptr; }  // "load", "store": shown in the timeline
+  u64 issued = 0;
 };
 using FlightRef = std::shared_ptr<Flight>;
 
@@ -122,6 +126,9 @@ struct Warp {
   std::vector<std::pair<u32, Snapshot>> learnt;  // of other clusters; see LEARNT
   Snapshot shot;
   bool clock_changed = true;
+  // A wait orders only once its result is looked at: predicate of a try_wait -> what to acquire then.
+  struct Owed { u32 pred; Snapshot from; };
+  std::vector<Owed> owed;
   Foreign seen;                   // learnt by relaxed reads since the last fence
   Clock fenced;                   // its clock at the last fence that a relaxed arrive carries
 
@@ -142,6 +149,7 @@ struct Warp {
   void finish_loads();
   void finish_loads_of(const std::vector<u32>& planes);
   void acquire(const Clock& from);
+  void settle(const std::vector<u32>& preds);
   void release(Clock& to);        // joins its clock into `to` and starts a new epoch
   Snapshot snapshot();
   std::string name() const;
@@ -264,6 +272,8 @@ struct Machine {
   bool give_up_waits();
   void start_next();
   void check_leftovers(Cluster& c);
+  void check_leaving(Cta& t);                // its last warp has ended
+  void completed(Flight& f);
   void source_of(int pc, Finding& f) const;
   [[noreturn]] void deadlock();
   void report(const std::string& kind, const std::string& message, Warp* w, int pc);
@@ -274,8 +284,8 @@ struct Machine {
   u8* shared(Warp& w, u32 address, u32 bytes, const char* what);
   u8* global(u64 address, u64 bytes, bool write, const char* what);
   u8* generic(Warp& w, u64 address, u32 bytes, bool write, u32 lane);
-  void shared_access(Warp& w, u32 address, u32 bytes, bool write, bool atomic);
-  void global_access(Warp& w, u64 address, u32 bytes, bool write, bool atomic);
+  void shared_access(Warp& w, u32 address, u32 bytes, bool write, int flags);
+  void global_access(Warp& w, u64 address, u32 bytes, bool write, int flags);
   void shared_race(Cta& t, bool write, u64 at, u64 n, const Who& who, Warp* w, int pc);
   void global_race(bool write, u64 at, u64 n, const Who& who, Warp* w, int pc);
   void tensor_race(Cta& t, bool write, u32 lane, u32 lanes, u32 column, u32 columns, const Who& who, Warp* w, int pc);

@@ -10,7 +10,10 @@ Cta& Machine::cta_of(Warp& w, u32 address) {
   u32 rank = address >> RANK_SHIFT;
   if (rank >= w.cluster->ctas.size())
     fatal("bounds", format("shared address 0x%x names CTA %u of a cluster of %zu", address, rank, w.cluster->ctas.size()));
-  return *w.cluster->ctas[rank];
+  Cta& t = *w.cluster->ctas[rank];
+  if (!t.alive && &t != w.cta && bounds)
+    fatal("bounds", format("access to shared memory of CTA (%u,%u,%u), which has ended", t.id[0], t.id[1], t.id[2]));
+  return t;
 }
 
 u8* Machine::shared(Warp& w, u32 address, u32 bytes, const char* what) {
@@ -171,7 +174,7 @@ void Machine::shared_read_check(Cta& t, u64 at, u64 n, Warp* w, int pc) {
     report("uninitialised", format("read of shared offset %lld of CTA rank %u, which nothing wrote", (long long)b, t.rank), w, pc);
 }
 
-void Machine::shared_access(Warp& w, u32 address, u32 bytes, bool write, bool atomic) {
+void Machine::shared_access(Warp& w, u32 address, u32 bytes, bool write, int flags) {
   if (!race && !uninitialised) return;
   Cta& t = cta_of(w, address);
   u32 at = address & OFFSET_MASK;
@@ -181,19 +184,21 @@ void Machine::shared_access(Warp& w, u32 address, u32 bytes, bool write, bool at
   }
   if (race) {
     Who x = who(w, GENERIC);
-    x.atomic = atomic;
+    x.atomic = flags & ATOMIC;
+    x.silent = flags & SILENT;
     shared_race(t, write, at, bytes, x, &w, (int)w.at);
   }
 }
 
-void Machine::global_access(Warp& w, u64 address, u32 bytes, bool write, bool atomic) {
+void Machine::global_access(Warp& w, u64 address, u32 bytes, bool write, int flags) {
   if (uninitialised) {
     if (write) global_initialise(address, bytes);
     else global_read_check(address, bytes, &w, (int)w.at);
   }
   if (race) {
     Who x = who(w, GENERIC);
-    x.atomic = atomic;
+    x.atomic = flags & ATOMIC;
+    x.silent = flags & SILENT;
     global_race(write, address, bytes, x, &w, (int)w.at);
   }
 }

@@ -81,8 +81,8 @@ void atomic(Warp& w, const Ins& i, Mask m) {
     if (a[l] % (eb * count)) k.fatal("bounds", format("atomic at 0x%llx is not aligned to %u bytes", (unsigned long long)a[l], eb * count));
     u8* p = k.generic(w, a[l], eb * count, true, l);
     bool shared = (a[l] & WINDOW_MASK) == SHARED_WINDOW;
-    if (shared) k.shared_access(w, (u32)a[l], eb * count, false, true), k.shared_access(w, (u32)a[l], eb * count, true, true);
-    else k.global_access(w, a[l], eb * count, false, true), k.global_access(w, a[l], eb * count, true, true);
+    if (shared) k.shared_access(w, (u32)a[l], eb * count, false, ATOMIC), k.shared_access(w, (u32)a[l], eb * count, true, ATOMIC);
+    else k.global_access(w, a[l], eb * count, false, ATOMIC), k.global_access(w, a[l], eb * count, true, ATOMIC);
     k.stats.traffic[shared ? SHARED_ATOMIC : GLOBAL_ATOMIC] += eb * count;
     observe(w, a[l], i.n & 32);
     publish(w, a[l], i.n & 16);

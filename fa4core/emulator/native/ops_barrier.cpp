@@ -29,7 +29,8 @@ void init(Warp& w, const Ins& i, Mask m) {
   FOR_LANES(l, m) {
     auto [t, b, off] = target(w, i, l, false);
     u32 count = w.r(i.a[2])[l];
-    if (b && b->valid && k.barrier_rules)
+    bool pristine = b && b->count == count && b->pending == count && !b->phase && !b->tx;  // harmless to repeat
+    if (b && b->valid && !pristine && k.barrier_rules)
       k.fatal("barrier", format("mbarrier.init at shared offset %u, which already holds an mbarrier (phase %u, %u of %u arrivals pending); "
                                 "mbarrier.inval must come first", off, b->phase, b->pending, b->count));
     if (!count || count > (1u << 20) - 1) k.fatal("barrier", format("mbarrier.init with count %u", count));
@@ -46,9 +47,7 @@ void init(Warp& w, const Ins& i, Mask m) {
     if (k.race) {
       b->init_comp = w.comp(GENERIC), b->init_clock = w.clock[b->init_comp];
       b->gathered.assign(c.components, 0);
-      b->released = b->gathered;
-      u32 base = b->init_comp;  // phases of an earlier barrier at this place stay known
-      (void)base;
+      b->released = nullptr;
     }
     k.progress++;
     if (k.uninitialised) t->shared_shadow.mark(off, 8);
@@ -107,6 +106,8 @@ void transactions(Warp& w, const Ins& i, Mask m) {
 }
 
 void wait(Warp& w, const Ins& i, Mask m) {
+  Machine& k = *w.machine;
+  std::vector<Warp::Owed> fresh;
   Mask passed = 0;
   Mbarrier *failed = nullptr, *seen = nullptr;
   FOR_LANES(l, m) {
@@ -116,18 +117,21 @@ void wait(Warp& w, const Ins& i, Mask m) {
     bool done = i.x->n[2] ? (b.phase & 1) != (v & 1) : b.phase != v;
     if (done) {
       passed |= 1u << l;
-      if (!i.x->n[3] && &b != seen) w.acquire(b.released);
+      if (k.race && !i.x->n[3] && &b != seen && b.released) fresh.push_back({i.a[0], b.released});
       seen = &b;
       continue;
     }
     failed = &b;
   }
-  if (failed && i.n == TRY && !w.timed_out) {
+  std::erase_if(w.owed, [&](auto& o) { return o.pred == i.a[0]; });
+  bool peek = k.policy != Machine::Late && k.random.below(4) == 0;  // it may return at once as well
+  if (failed && i.n == TRY && !w.timed_out && !peek) {
     w.waiting_for = failed;
     w.waiting_phase = failed->phase;
     w.block(Wait::Mbarrier);
     return;
   }
+  w.owed.insert(w.owed.end(), fresh.begin(), fresh.end());
   if (i.n == TRY) w.timed_out = false;
   Mask& p = w.preds[i.a[0]];
   p = (p & ~m) | passed;

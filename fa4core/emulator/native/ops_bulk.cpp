@@ -71,6 +71,7 @@ struct BulkLoad : BulkBase {
     if (k->race) b->gathered[b->comp] = std::max(b->gathered[b->comp], b->phase + 1);
     k->complete_tx(*b, *bar_cta, bytes);
   }
+  const char* unit() const override { return "load"; }
   std::string describe() const override {
     return format("bulk copy of %u bytes to shared offset %u of CTA rank %u", bytes, to, to_cta->rank);
   }
@@ -129,6 +130,7 @@ struct BulkStore : BulkBase {
     data.clear();
     data.shrink_to_fit();
   }
+  const char* unit() const override { return "store"; }
   std::string describe() const override { return format("bulk store of %u bytes from shared offset %u", bytes, from); }
 };
 

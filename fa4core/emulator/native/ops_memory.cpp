@@ -18,13 +18,13 @@ template <class F> static void stretches(const u64* a, u32 bytes, Mask m, F touc
   if (open) touch(start, (u32)(end - start));
 }
 
-void track(Warp& w, const u64* a, u32 bytes, Mask m, bool write, bool atomic) {
+void track(Warp& w, const u64* a, u32 bytes, Mask m, bool write, int flags) {
   Machine& k = *w.machine;
   if (!k.race && !k.uninitialised) return;
   stretches(a, bytes, m, [&](u64 at, u32 n) {
     u64 window = at & WINDOW_MASK;
-    if (window == SHARED_WINDOW) k.shared_access(w, (u32)at, n, write, atomic);
-    else if (window == 0) k.global_access(w, at, n, write, atomic);
+    if (window == SHARED_WINDOW) k.shared_access(w, (u32)at, n, write, flags);
+    else if (window == 0) k.global_access(w, at, n, write, flags);
   });
 }
 
@@ -55,7 +55,7 @@ void load(Warp& w, const Ins& i, Mask m) {
   lane_addresses(w, i, i.a[1], i.n & 15, m, a);
   u32 eb = (u32)i.x->n[0], count = (u32)i.x->n[1], bytes = eb * count;
   bool wide = i.x->n[2] == 64, strong = i.n & 32;
-  track(w, a, bytes, m, false, strong);
+  track(w, a, bytes, m, false, strong ? ATOMIC : 0);
   FOR_LANES(l, m) {
     check_aligned(w, a[l], bytes);
     const u8* p = k.generic(w, a[l], bytes, false, l);
@@ -75,24 +75,41 @@ void load(Warp& w, const Ins& i, Mask m) {
   w.machine->stats.traffic[(i.n & 15) == 1 ? SHARED_READ : (i.n & 15) >= 2 ? OTHER_READ : GLOBAL_READ] += total;
 }
 
+inline void value_of(const Warp& w, u32 plane, u32 lane, u32 bytes, u8* v) {
+  for (u32 k = 0; k < (bytes + 3) / 4; k++) std::memcpy(v + 4 * k, &w.r(plane + k)[lane], 4);
+}
+
+bool same_bytes(const Warp& w, const Ins& i, u32 lane, const u8* p, u32 eb, u32 count) {
+  for (u32 e = 0; e < count; e++) {
+    u8 v[16];
+    value_of(w, i.x->regs[e], lane, eb, v);
+    if (std::memcmp(p + e * eb, v, eb)) return false;
+  }
+  return true;
+}
+
 void store_mem(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   u64 a[LANES];
   lane_addresses(w, i, i.a[1], i.n & 15, m, a);
   u32 eb = (u32)i.x->n[0], count = (u32)i.x->n[1], bytes = eb * count;
   bool strong = i.n & 32;
-  track(w, a, bytes, m, true, strong);
   k.progress++;
+  u8* p[LANES];
   FOR_LANES(l, m) {
     check_aligned(w, a[l], bytes);
-    u8* p = k.generic(w, a[l], bytes, true, l);
+    p[l] = k.generic(w, a[l], bytes, true, l);
     if (strong) publish(w, a[l], i.n & 64);
+  }
+  Mask silent = 0;  // lanes that write what is there already
+  if (k.race && !strong) FOR_LANES(l, m) silent |= (Mask)same_bytes(w, i, l, p[l], eb, count) << l;
+  if (m & ~silent) track(w, a, bytes, m & ~silent, true, strong ? ATOMIC : 0);
+  if (silent) track(w, a, bytes, silent, true, SILENT);
+  FOR_LANES(l, m) {
     for (u32 e = 0; e < count; e++) {
-      u32 d = i.x->regs[e];
-      u64 v = w.r(d)[l];
-      if (eb >= 8) v |= (u64)w.r(d + 1)[l] << 32;
-      std::memcpy(p + e * eb, &v, eb > 8 ? 8 : eb);
-      if (eb == 16) { std::memcpy(p + 8, &w.r(d + 2)[l], 4); std::memcpy(p + 12, &w.r(d + 3)[l], 4); }
+      u8 v[16];
+      value_of(w, i.x->regs[e], l, eb, v);
+      std::memcpy(p[l] + e * eb, v, eb);
     }
   }
   if (strong && (i.n & 64)) released(w);

@@ -27,7 +27,7 @@ template <bool STORE> void matrix(Warp& w, const Ins& i, Mask m) {
   u64 a[LANES];
   Mask rows = count == 4 ? FULL : (1u << 8 * count) - 1;
   lane_addresses(w, i, i.a[1], 1, rows, a);
-  track(w, a, 16, rows, STORE, false);
+  track(w, a, 16, rows, STORE, 0);
   k.stats.traffic[STORE ? SHARED_WRITE : SHARED_READ] += 128ull * count;
   if (STORE) k.progress++;
   u8* p[LANES];

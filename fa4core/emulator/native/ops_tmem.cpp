@@ -40,7 +40,7 @@ void take_columns(Machine& k, Warp& w, u32 dst, u32 at, u32 n) {
   w.cta->allocations[at] = n;
   u8* p = k.shared(w, dst, 4, "tcgen05.alloc");
   std::memcpy(p, &at, 4);
-  k.shared_access(w, dst, 4, true, false);
+  k.shared_access(w, dst, 4, true, 0);
   if (k.uninitialised)  // new columns hold nothing
     for (u32 g = at * 8; g < (at + n) * 8; g++) w.cta->tmem_shadow.written[g] = 0;
 }

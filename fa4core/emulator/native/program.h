@@ -52,6 +52,7 @@ struct Program {
   const Entry* entry = nullptr;
   std::vector<Ins> code;
   std::vector<std::vector<u32>> uses;  // per instruction: planes read or written, for pending loads
+  std::vector<std::vector<u32>> tests; // per instruction: predicates read
   std::deque<Extra> extras;
   std::vector<std::string> kinds;
   std::vector<std::pair<u32, u32>> constants;          // plane, value
@@ -71,6 +72,7 @@ struct Decoder {
   const Statement& st;
   Ins& ins;
   std::vector<u32>* use;
+  std::vector<u32>* tests;
 
   size_t count() const { return st.ops.size(); }
   const Operand& op(size_t i) const;
@@ -80,7 +82,11 @@ struct Decoder {
   u32 src(const Operand& o, Type t);
   u32 dst(size_t i, Type t) { return dst(op(i), t); }
   u32 dst(const Operand& o, Type t);       // NONE for '_'
-  u32 pred(size_t i) { return pred(op(i)); }
+  u32 pred(size_t i) {                     // operand 0 is a destination, others are read
+    u32 p_ = pred(op(i));
+    if (i) tests->push_back(p_);
+    return p_;
+  }
   u32 pred(const Operand& o);              // predicate number; negation is not allowed here
   u32 address(size_t i);                   // plane (pair) of the base; sets ins.offset
   bool address_is_64(size_t i) const;

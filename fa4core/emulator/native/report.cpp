@@ -41,6 +41,12 @@ static std::string waiting_of(Machine& k, Warp& w) {
     Mbarrier& b = *w.waiting_for;
     std::string s = format("%s waits for phase %u of the mbarrier at shared offset %u of CTA rank %u: %u of %u arrivals and %lld bytes are missing%s",
                            w.name().c_str(), w.waiting_phase, b.address, b.rank, b.pending, b.count, (long long)b.tx, place.c_str());
+    for (auto& a : b.arrivals) {  // who has arrived before and not in this phase is who is missing
+      if (!a.warp) continue;
+      Finding from;
+      k.source_of(a.pc, from);
+      s += format("\n        %s arrived last in phase %u (PTX line %d)", a.warp->name().c_str(), a.phase, from.line);
+    }
     return s;
   }
   if (w.wait == Wait::NamedBarrier) {
@@ -50,8 +56,7 @@ static std::string waiting_of(Machine& k, Warp& w) {
   return format("%s waits for %s%s", w.name().c_str(), why[(int)w.wait], place.c_str());
 }
 
-// PTX lines of instructions that arrive on a barrier at the same shared offset are not known statically,
-// so the report names what each waiting warp waits for; the one that waits for nobody's barrier is the clue.
+// Names what every warp waits for, and for mbarriers who has arrived before.
 void Machine::deadlock() {
   std::string text = "nothing can run any more:";
   Warp* first = nullptr;
@@ -66,6 +71,12 @@ void Machine::deadlock() {
   bool registers = false;
   for (auto& c : resident) for (auto& w : c->warps) registers |= w->wait == Wait::Registers;
   if (registers) report("registers", "setmaxnreg.inc waits for registers that no warp gives back", first, first ? (int)first->pc : -1);
+  for (auto& c : resident)
+    for (auto& t : c->ctas)
+      for (auto& b : t->mbarriers)
+        if (barrier_rules && b.valid && b.pending == 0 && b.tx < 0)
+          report("barrier", format("mbarrier at shared offset %u of CTA rank %u: %lld bytes more arrived in phase %u than were expected",
+                                   b.address, b.rank, -(long long)b.tx, b.phase), first, first ? (int)first->pc : -1);
   report("deadlock", text, first, first ? (int)first->pc : -1);
   throw Fatal("", "");
 }

@@ -187,7 +187,7 @@ void Machine::step(Flight& f) {
   progress++;
   Flight* outer = flying;
   flying = &f;
-  if (f.advance(policy == Eager)) f.stage = 2, flights--;
+  if (f.advance(policy == Eager)) f.stage = 2, flights--, completed(f);
   flying = outer;
 }
 
@@ -197,13 +197,20 @@ void Machine::force(Flight& f, int stage) {
   while (f.stage < stage) {
     progress++;
     if (f.stage == 0) { f.land(); f.stage = 1; }
-    else { f.stage = 2; flights--; f.complete(); }
+    else { f.stage = 2; flights--; f.complete(); completed(f); }
   }
   flying = outer;
 }
 
+void Machine::completed(Flight& f) {
+  if (timeline && f.unit())
+    stats.timeline.push_back({(u32)(f.warp->cluster->number * f.warp->cluster->ctas.size() + f.warp->cta->rank), "tma", f.unit(),
+                              f.issued, time, program->entry->code[(size_t)f.pc].line});
+}
+
 void Machine::add_flight(Cluster& c, FlightRef f) {
   flights++;
+  f->issued = time;
   bool now = policy == Eager ? random.below(8) != 0 : policy == Mixed ? random.below(4) == 0 : false;
   if (now) force(*f, 1);
   c.flight.push_back(std::move(f));
@@ -252,6 +259,25 @@ void Machine::check_leftovers(Cluster& c) {
       report("tmem", format("CTA (%u,%u,%u) ended with %u TMEM columns from %u still allocated", t->id[0], t->id[1], t->id[2], n, column),
              t->warps[0], -1);
     }
+}
+
+// Other CTAs' accesses to this one's shared memory must be known to be over when it ends.
+void Machine::check_leaving(Cta& t) {
+  Cluster& c = *t.cluster;
+  if (!race || c.ctas.size() == 1) return;
+  Clock known(c.components, 0);
+  for (Warp* w : t.warps) join(known, w->clock);
+  Who x;
+  x.base = c.base, x.size = c.components, x.knows = known.data(), x.cluster = &c;
+  x.comp = c.base + t.warps[0]->comp(GENERIC);
+  auto ours = [&](Access a) {  // of its own warps: those have ended (their asynchronous work is another matter)
+    u32 local = component(a) - c.base, worker = local / ACTORS;
+    return local >= c.warps.size() * ACTORS || c.warps[worker]->cta == &t;
+  };
+  Conflict found = t.shared_shadow.unordered_access(x, ours);
+  if (!found.found) return;
+  report("race", format("CTA (%u,%u,%u) may end before the %s at shared offset %zu of its shared memory by %s", t.id[0], t.id[1], t.id[2],
+                        found.other_is_write ? "write" : "read", found.granule * 16, describe(c, found.other).c_str()), t.warps[0], -1);
 }
 
 // All warps are blocked and nothing is in flight: blocked try_waits may give up once, as on hardware.
@@ -307,7 +333,7 @@ void Machine::loop() {
     static const char* waits[] = {"", "mbarrier", "bar.sync", "barrier.cluster", "lanes", "tcgen05.alloc", "setmaxnreg", ""};
     if (w->wait != Wait::Done) { stats.waits[waits[(int)w->wait]]++; continue; }
     progress++;
-    w->cta->alive--;
+    if (--w->cta->alive == 0) check_leaving(*w->cta);
     Cluster& c = *w->cluster;
     if (--c.alive == 0) {
       for (size_t i = 0; i < resident.size(); i++)

@@ -20,7 +20,7 @@ u32 Lists::make() {
 // Did the access `a` happen before what `who` does now? proxy: yes, but not visible to its proxy.
 bool Shadow::ordered(Access a, const Who& who, bool& proxy) const {
   u32 comp = component(a), clock = clock_of(a);
-  if (comp == who.own || comp == who.ignore) return true;
+  if (comp == who.own) return true;
   u32 local = comp - who.base;
   if (local < who.size) {
     if (who.knows[local] < clock) return false;
@@ -109,7 +109,7 @@ void Shadow::touch(size_t first, size_t n, u16 mask, const Who& who, Conflict& c
       if (!(simple && s.write == ok_write && s.read == ok_read)) {
         if (simple) ok_write = s.write, ok_read = s.read;
         bool was = c.found;
-        conflicts(s.write, mask, who, true, c);
+        if (!who.silent) conflicts(s.write, mask, who, true, c);
         conflicts(s.read, mask, who, false, c);
         if (c.found && !was) c.granule = i;
       }
@@ -142,6 +142,21 @@ void Shadow::range(bool is_write, u64 at, u64 n, const Who& who, Conflict& c) {
   if (head != 0xffff) go(first++, 1, head);
   if (tail != 0xffff) go(last--, 1, tail);
   if (last + 1 > first) go(first, last + 1 - first, 0xffff);
+}
+
+Conflict Shadow::unordered_access(const Who& who, const std::function<bool(Access)>& skip) {
+  Conflict c;
+  auto one = [&](Access a, bool is_write, size_t i) {
+    bool proxy = false;
+    if (a && !skip(a) && !c.found && !ordered(a, who, proxy)) c = {true, false, a, is_write, i};
+  };
+  for (size_t i = 0; i < g.size() && !c.found; i++)
+    for (bool is_write : {false, true}) {
+      Access field = is_write ? g[i].write : g[i].read;
+      if ((field & LISTED) != LISTED) one(field, is_write, i);
+      else for (Access a : lists.lists[(u32)field]) one(a, is_write, i);
+    }
+  return c;
 }
 
 void Shadow::mark(u64 at, u64 n) {

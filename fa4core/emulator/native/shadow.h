@@ -6,6 +6,7 @@
 // to neighbouring bytes harmless. Idea: FastTrack (Flanagan, Freund, PLDI 2009), epochs instead of
 // whole clocks for the common case.
 #pragma once
+#include <functional>
 #include <memory>
 #include <unordered_map>
 
@@ -36,15 +37,15 @@ struct Who {
   u32 size = 0;                // number of components of a cluster
   bool async = false;          // through the async proxy
   bool atomic = false;         // a strong or atomic access: two of these never race
+  bool silent = false;         // a write that changes nothing: does not race with other writes
   u32 own = ~0u;               // another component that is always ordered before (its own pipe)
-  u32 ignore = ~0u;            // accesses of this component are the caller's own
 };
 
 struct Granule {
   Access write = 0, read = 0;  // 0: none
 };
 
-enum class Space : u8 { Shared, Tensor, Global };
+enum AccessFlags { ATOMIC = 1, SILENT = 2 };
 
 class Lists {
  public:
@@ -77,6 +78,8 @@ class Shadow {
   void range(bool is_write, u64 at, u64 n, const Who& who, Conflict& c);
   void mark(u64 at, u64 n);
   i64 first_unwritten(u64 at, u64 n) const;  // byte, or -1
+  // The first access that `who` does not know to be over, of those that `skip` does not skip.
+  Conflict unordered_access(const Who& who, const std::function<bool(Access)>& skip);
   void forget() { std::fill(g.begin(), g.end(), Granule{}); lists = {}; }
 
  private:

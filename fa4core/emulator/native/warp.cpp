@@ -26,6 +26,7 @@ void Warp::run(u32 slice) {
     counts[pc]++;
     machine->time++;
     if (!loads.empty()) finish_loads_of(program->uses[pc]);
+    if (!owed.empty()) settle(program->tests[pc]);
     pc++;
     if (m) i.fn(*this, i, m);
     if (!yield) continue;
@@ -129,6 +130,15 @@ void Warp::acquire(const Clock& from) {
   if (!machine->race || from.empty()) return;
   join(clock, from);
   clock_changed = true;
+}
+
+void Warp::settle(const std::vector<u32>& preds) {
+  for (u32 p : preds)
+    for (size_t i = 0; i < owed.size(); i++)
+      if (owed[i].pred == p) {
+        acquire(*owed[i].from);
+        owed.erase(owed.begin() + (long)i--);
+      }
 }
 
 void Warp::release(Clock& to) {
