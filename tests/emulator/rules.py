@@ -91,17 +91,22 @@ def move(begins: str, number: int, target: str, target_number: int) -> Rule:
 
 
 def skip_wait(number: int | None = None) -> Rule:
-    """Waits for an mbarrier go on at once, whatever the barrier's phase."""
+    """Waits for an mbarrier are gone: the code goes on at once, whatever the barrier's phase."""
 
     def rule(ptx: str) -> str:
-        found = list(re.finditer(r"@P1 bra\.uni DONE;", ptx))
+        found = list(re.finditer(r"mbarrier\.try_wait[^;]*;", ptx))
         if not found:
             raise AssertionError("no wait loop")
         for match in reversed(_chosen(found, number)):
-            ptx = ptx[: match.start()] + "bra.uni DONE;" + ptx[match.end() :]
+            ptx = ptx[: match.start()] + "setp.eq.u32 P1, 0, 0;" + ptx[match.end() :]
         return ptx
 
     return rule
+
+
+def ignore_wait(number: int | None = None) -> Rule:
+    """Waits for an mbarrier are tried once: try_wait may give up, and its answer is not looked at."""
+    return edit(r"@P1 bra\.uni DONE", r"@P1 bra", "bra", number)
 
 
 def flip_phase(number: int | None = None) -> Rule:

@@ -16,7 +16,19 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from kernels.case import agree, run
-from rules import Rule, after_wait, applied, both, constant, drop, edit, flip_phase, move, skip_wait
+from rules import (
+    Rule,
+    after_wait,
+    applied,
+    both,
+    constant,
+    drop,
+    edit,
+    flip_phase,
+    ignore_wait,
+    move,
+    skip_wait,
+)
 from suite import BY_NAME
 
 from fa4core.emulator.launch import EmulatorError
@@ -84,7 +96,8 @@ MUTATIONS = [
         "deadlock"),
     bug("too many bytes expected", PIPE, constant(r"mov\.b32", 2048, 2064), "deadlock"),
     bug("too few bytes expected", PIPE, constant(r"mov\.b32", 2048, 2032),
-        "barrier race uninitialised"),
+        "barrier race uninitialised deadlock"),
+    bug("answer of a wait not looked at", PIPE, ignore_wait(4), "race uninitialised", every=False),
     bug("consumer releases before it reads", PIPE,
         both(drop(r"mbarrier\.arrive\.shared", 0),
              after_wait(0, "mbarrier.arrive.shared.b64 _, [%r1+24], 1;")), "race", every=False),
@@ -128,7 +141,10 @@ MUTATIONS = [
     bug("no cluster barrier before remote reads", "dsmem exchange of 2 sm100",
         drop(r"barrier\.cluster\.wait", 0), "uninitialised race", every=False),
     bug("CTA leaves while others read it", "dsmem exchange of 2 sm100",
-        drop(r"barrier\.cluster", 2), "bounds deadlock race", every=False),
+        both(drop(r"barrier\.cluster", 3), drop(r"barrier\.cluster", 2)), "bounds race",
+        every=False),
+    bug("waits for a cluster barrier without arriving", "dsmem exchange of 2 sm100",
+        drop(r"barrier\.cluster\.arrive", 1), "deadlock barrier"),
     bug("remote stores without waiting", "st.async of 2 sm100", skip_wait(), "uninitialised race"),
     bug("remote barrier set up too late", "st.async of 2 sm100",
         drop(r"barrier\.cluster\.(?:arrive|wait)"), "barrier race", every=False),

@@ -55,10 +55,11 @@ void load(Warp& w, const Ins& i, Mask m) {
   lane_addresses(w, i, i.a[1], i.n & 15, m, a);
   u32 eb = (u32)i.x->n[0], count = (u32)i.x->n[1], bytes = eb * count;
   bool wide = i.x->n[2] == 64, strong = i.n & 32;
+  const u8* from[LANES];  // bounds are checked before anything else
+  FOR_LANES(l, m) check_aligned(w, a[l], bytes), from[l] = k.generic(w, a[l], bytes, false, l);
   track(w, a, bytes, m, false, strong ? ATOMIC : 0);
   FOR_LANES(l, m) {
-    check_aligned(w, a[l], bytes);
-    const u8* p = k.generic(w, a[l], bytes, false, l);
+    const u8* p = from[l];
     for (u32 e = 0; e < count; e++) {
       u64 v = 0;
       std::memcpy(&v, p + e * eb, eb > 8 ? 8 : eb);
@@ -102,7 +103,8 @@ void store_mem(Warp& w, const Ins& i, Mask m) {
     if (strong) publish(w, a[l], i.n & 64);
   }
   Mask silent = 0;  // lanes that write what is there already
-  if (k.race && !strong) FOR_LANES(l, m) silent |= (Mask)same_bytes(w, i, l, p[l], eb, count) << l;
+  if (k.race && !strong)
+    FOR_LANES(l, m) if (!(a[l] & WINDOW_MASK)) silent |= (Mask)same_bytes(w, i, l, p[l], eb, count) << l;
   if (m & ~silent) track(w, a, bytes, m & ~silent, true, strong ? ATOMIC : 0);
   if (silent) track(w, a, bytes, silent, true, SILENT);
   FOR_LANES(l, m) {

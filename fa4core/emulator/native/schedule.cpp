@@ -16,6 +16,7 @@ const char* const TRAFFIC_NAMES[TRAFFIC] = {
     "mma.shared.read"};
 
 constexpr u64 SPIN_LIMIT = 40'000;       // instructions without progress before more clusters join
+constexpr u64 AFTER_FINDING = 500'000;  // instructions to run on after the first finding
 constexpr u64 HANG_LIMIT = 20'000'000;   // ... before it counts as a hang
 
 void Machine::pick_policy() {
@@ -292,6 +293,7 @@ bool Machine::give_up_waits() {
 void Machine::loop() {
   static const u32 slices[4][2] = {{1, 8}, {1, 60}, {50, 1000}, {1, 400}};
   u64 seen_progress = ~0ull, since = 0, given_up_at = ~0ull;
+  u64 found_at = 0;
   int given_up = 0;
   while (!resident.empty() || !waiting_clusters.empty()) {
     if (resident.empty()) start_next();
@@ -313,6 +315,10 @@ void Machine::loop() {
         deadlock();
       }
       continue;
+    }
+    if (!findings.empty()) {  // a run with a bug may never end: look for more bugs for a while only
+      if (!found_at) found_at = time + 1;
+      if (time - found_at > AFTER_FINDING) { resident.clear(); ready.clear(); return; }
     }
     if (progress != seen_progress) seen_progress = progress, since = time;
     else if (time - since > SPIN_LIMIT) {

@@ -103,9 +103,7 @@ def _reset_kernel(total: cute.Tensor, turn: cute.Tensor):
 @cute.jit
 def turns(source: cute.Tensor, total: cute.Tensor, turn: cute.Tensor):
     _reset_kernel(total, turn).launch(grid=[1, 1, 1], block=[WORKERS, 1, 1])
-    _turns_kernel(source, total, turn).launch(
-        grid=[source.shape[0], 1, 1], block=[WORKERS, 1, 1]
-    )
+    _turns_kernel(source, total, turn).launch(grid=[source.shape[0], 1, 1], block=[WORKERS, 1, 1])
 
 
 def _turns_expected(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

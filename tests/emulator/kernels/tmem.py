@@ -175,9 +175,8 @@ def _tmem_operand_kernel(
     if warp == 0:
         cute.arch.mbarrier_wait(loaded, 0)
         f_a = mma.make_fragment_A(cute.make_tensor(pointer, a_layout.outer))
-        f_a = cute.make_tensor(
-            cute.recast_ptr(f_a.iterator, dtype=dtype) + tile[1] * 32 // dtype.width, f_a.layout
-        )
+        # the fragment's own pointer has lost where tensor memory was allocated
+        f_a = cute.make_tensor(cute.recast_ptr(pointer + tile[1], dtype=dtype), f_a.layout)
         mma.set(tcgen05.Field.ACCUMULATE, False)
         for block in cutlass.range_constexpr(cute.size(f_a, mode=[2])):
             at = (None, None, block, 0)
