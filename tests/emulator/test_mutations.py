@@ -85,7 +85,7 @@ MUTATIONS = [
     # mbarriers of a load pipeline (three stages, seven tiles)
     bug("consumer skips its first wait", PIPE, skip_wait(0), "uninitialised race"),
     bug("consumer skips a wait for reused buffer", PIPE, skip_wait(4), "race uninitialised"),
-    bug("producer skips a wait for a free buffer", PIPE, skip_wait(10), "race", every=False),
+    bug("producer skips a wait for a free buffer", PIPE, skip_wait(10), "race barrier", every=False),
     bug("consumer waits for the wrong phase", PIPE, flip_phase(0), "uninitialised race"),
     bug("producer waits for the wrong phase", PIPE, flip_phase(7), "deadlock"),
     bug("one arrival too few on the empty barrier", PIPE, drop(r"mbarrier\.arrive\.shared", 0),
@@ -153,7 +153,7 @@ MUTATIONS = [
     # tcgen05
     bug("MMA does not wait for its operands", GEMM, skip_wait(2), "uninitialised race"),
     bug("MMA does not wait for reused buffers", LONG, skip_wait(8), "race uninitialised"),
-    bug("load overwrites operands in use", LONG, skip_wait(3), "race", every=False),
+    bug("load overwrites operands in use", LONG, skip_wait(3), "race barrier", every=False),
     bug("operands never given back", LONG, drop(r"tcgen05\.commit", 0), "deadlock"),
     bug("end of the product never told", GEMM, drop(r"tcgen05\.commit", 2), "deadlock"),
     bug("epilogue does not wait for the product", GEMM, skip_wait(4), "uninitialised race tmem"),
@@ -164,7 +164,7 @@ MUTATIONS = [
         move(r"tcgen05\.dealloc", 0, r"tcgen05\.ld", 0), "tmem barrier deadlock"),
     bug("accumulates on what was there", GEMM,
         edit(r"tcgen05\.mma", r"%p\d+(?=;)", "1", 0), "uninitialised"),
-    bug("one accumulator, no wait for its readers", WALK, skip_wait(), "race uninitialised"),
+    bug("one accumulator, no wait for its readers", WALK, skip_wait(), "race uninitialised barrier"),
     bug("tensor memory given back while loads are under way", WALK, drop(r"tcgen05\.wait::ld"),
         "race", every=False),
     bug("A in tensor memory without wait::st", "gemm a from tmem bf16",
