@@ -25,7 +25,8 @@ Tensor = torch.Tensor
 PARTIAL = 1
 
 #: Scores computed at a time. Small enough to stay in a CPU's cache, large enough that torch's
-#: overhead for each operation does not show (measured: 2^20 is the flat minimum on two cores).
+#: overhead for each operation does not show: 2^19 and 2^20 are the flat minimum of `python
+#: benchmarks/reference.py chunks` on a Xeon core.
 MAX_SCORES = 1 << 20
 
 

@@ -3,9 +3,9 @@
     python tests/emulator/on_silicon.py run results.pt       # on a machine with an H100 or H200
     python tests/emulator/on_silicon.py compare results.pt   # anywhere
 
-Results are compared bit by bit. Where they differ, the greatest difference is printed twice: in units
-in the last place, which says much of approximate instructions and nothing of sums near zero, and
-relative to the largest element, which is what an order of additions changes.
+Results are compared bit by bit. Where they differ, the greatest difference is printed twice: in
+units in the last place, which says much of approximate instructions and nothing of sums near zero,
+and relative to the largest element, which is what an order of additions changes.
 """
 
 from __future__ import annotations
