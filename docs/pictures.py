@@ -28,10 +28,18 @@ def readme() -> Variant:
     )
 
 
+def first_variant() -> Variant:
+    """The mask of the tutorial."""
+    summaries = mask.define(lambda b, h, q_idx, kv_idx: kv_idx % 256 >= 252)
+    summaries = summaries.rename("summaries")
+    return Variant(mask=mask.causal() & (mask.sliding_window(400) | summaries))
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     os.chdir(IMAGES)
     draw.variant(readme(), "readme.png", seqlen=2048, heads=8, head=3)
+    draw.variant(first_variant(), "first-variant.png", seqlen=2048)
     for name in variants.__all__:
         importlib.import_module(f"variants.{name}").main()
     for picture in Path().glob("*.png"):  # a palette of 128 colours takes a third of the bytes

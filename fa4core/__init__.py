@@ -2,7 +2,16 @@
 
 from fa4core.attention import attention
 from fa4core.backends import Support, supports
+from fa4core.plan.explain import Explanation, explain
 from fa4core.plan.problem import Problem
 from fa4core.variant import Variant
 
-__all__ = ["Problem", "Support", "Variant", "attention", "supports"]
+__all__ = [
+    "Explanation",
+    "Problem",
+    "Support",
+    "Variant",
+    "attention",
+    "explain",
+    "supports",
+]

@@ -26,7 +26,7 @@ _MAX_THRESHOLD_ELSE = 64.0
 _KERNELS = {
     "sm100": "Blackwell (SM100) kernels",
     "sm90": "Hopper (SM90) kernels",
-    "emulator": "the emulator, which runs compiled kernels,",
+    "emulator": "kernels for the emulator to run",
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m fa4core explain variants.sliding_window --seqlen 8192 --window 1024`.
+"""The command line, e.g. `python -m fa4core explain variants.sliding_window --window 1024`.
 
 `explain` prints what a call would do and can draw it; `variants` lists the prebuilt ones. Options
 that `explain` doesn't know go to the variant's factory, checked against its signature. `emulate`
@@ -18,13 +18,16 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from fa4core.plan.explain import Explanation
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 LAZY = {"emulate": "fa4core.emulator.cli"}
@@ -107,7 +110,9 @@ def explain(
     if variant.startswith("-"):
         raise click.UsageError(f"{variant} stands before the variant; name the variant first")
     module, factory = _factory(variant)
-    head_dim = head_dim or getattr(module, "HEAD_DIM", 128)
+    own_dims: dict[str, int] = vars(module)
+    d = head_dim or own_dims.get("HEAD_DIM", 128)
+    d_v = head_dim_v or head_dim or own_dims.get("HEAD_DIM_V", d)
     seqlen_q, seqlen_k = (seqlen if n is None else n for n in (seqlen_q, seqlen_k))
     known = {
         "seqlen": seqlen,
@@ -116,7 +121,7 @@ def explain(
         "batch": batch,
         "heads": heads,
         "kv_heads": kv_heads or heads,
-        "head_dim": head_dim,
+        "head_dim": d,
     }
     arguments = _arguments(variant, factory, options, known)
     if heads % (kv_heads or heads):
@@ -130,14 +135,14 @@ def explain(
             batch=batch,
             heads_q=heads,
             heads_kv=kv_heads or heads,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v or getattr(module, "HEAD_DIM_V", head_dim),
+            head_dim=d,
+            head_dim_v=d_v,
             seqlens_q=(seqlen_q,) * batch,
             seqlens_k=(seqlen_k,) * batch,
             dtype=getattr(torch, dtype),
         )
         explanation = made.explain(problem=problem, target=target, backend=backend)
-        _console().print(explanation)
+        _show(explanation)
         if draw is not None:
             explanation.draw(draw, sequence=sequence, head=head)
             click.echo(f"drawn: {draw}")
@@ -145,9 +150,12 @@ def explain(
         raise click.ClickException(str(error)) from error
 
 
-def _console() -> Console:
-    # Into a file or a pipe there is no width to fit.
-    return Console(width=None if sys.stdout.isatty() else 110)
+def _show(explanation: Explanation) -> None:
+    """Tables with colours on a terminal; the same as plain text into a file or a pipe."""
+    if sys.stdout.isatty():
+        Console().print(explanation)
+    else:
+        click.echo(str(explanation))
 
 
 # ------------------------------------------------------------------------ a variant's factory
@@ -163,9 +171,9 @@ def _factory(name: str) -> tuple[types.ModuleType, Callable[..., Any]]:
         if error.name is None or not (path == error.name or path.startswith(f"{error.name}.")):
             raise click.ClickException(f"importing {path} failed: {error}") from error
         near = difflib.get_close_matches(path.rpartition(".")[2], _prebuilt(), n=1)
-        hint = f"; did you mean variants.{near[0]}?" if near else ""
+        hint = f" Did you mean variants.{near[0]}?" if near else ""
         raise click.BadParameter(
-            f"there is no module {path!r}{hint} `python -m fa4core variants` lists the prebuilt "
+            f"there is no module {path!r}.{hint} `python -m fa4core variants` lists the prebuilt "
             "ones; module:function names one of your own",
             param_hint="VARIANT",
         ) from error
@@ -329,16 +337,16 @@ def _kind_name(kind: Any) -> str:
 @main.command(short_help="List the prebuilt variants and their options.")
 def variants() -> None:
     """List the prebuilt variants, what they are, and their options."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bold cyan")
-    table.add_column("variant", no_wrap=True)
-    table.add_column("is")
-    table.add_column("options", style="dim")
+    table = Table.grid(padding=(0, 2))
     for name in _prebuilt():
         module = importlib.import_module(f"variants.{name}")
         factory = getattr(module, name, None)
         if not callable(factory):
             continue
         about = (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
-        options = "\n".join(map(str, _parameters(factory)))
-        table.add_row(f"variants.{name}", Text(about), Text(options))
-    _console().print(table)
+        cell = Text(about)
+        for parameter in _parameters(factory):
+            cell.append(f"\n{parameter}", style="dim")
+        table.add_row(Text(f"variants.{name}", "bold cyan"), cell)
+        table.add_row()
+    Console(width=None if sys.stdout.isatty() else 100).print(table)

@@ -14,8 +14,7 @@ import attrs
 import numpy as np
 import torch
 
-from fa4core.lowering.torch import evaluate
-from fa4core.plan.findings import point
+from fa4core.plan.findings import on_host, point
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import PARTIAL, TileMap, tile_map
 from fa4core.variant import Variant
@@ -29,7 +28,7 @@ MAX_TILES = 128  # tiles along a side that can still be told apart
 MAX_ELEMENTS = 192  # elements along a side that can still be told apart
 SAMPLES = 384  # points along a side of a heat map
 
-WIDTH, HEIGHT, SIDE = 5.5, 6.55, 4.4  # of a panel and of its axes, inches
+WIDTH, HEIGHT, SIDE = 5.7, 6.55, 4.4  # of a panel and of its axes, inches
 
 EMPTY_COLOUR, PARTIAL_COLOUR, FULL_COLOUR = "#eef0f3", "#f2a541", "#2f6f9f"
 INK, FAINT = "#22303c", "#8a97a3"
@@ -63,25 +62,25 @@ class _View:
 
     def mask(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         """The mask on a grid of queries and keys: bool (len(q), len(k))."""
-        (value,) = evaluate([self.variant.graph.mask], self._variables(q, k))
+        (value,) = on_host([self.variant.graph.mask], self._variables(q, k))
         return value.expand(len(q), len(k)).numpy()
 
     def score(self, q: np.ndarray, k: np.ndarray, score: float = 0.0) -> np.ndarray:
         """The score mod applied to one score everywhere: (len(q), len(k))."""
         variables = self._variables(q, k) | {"score": torch.tensor(score)}
-        (value,) = evaluate([self.variant.graph.score], variables)
-        return value.detach().expand(len(q), len(k)).numpy()
+        (value,) = on_host([self.variant.graph.score], variables)
+        return value.expand(len(q), len(k)).numpy()
 
     def curve(self, scores: np.ndarray) -> np.ndarray:
         """The score mod as a function of the score, at the first query and key."""
         first = np.zeros(1, dtype=np.int64)
         variables = self._variables(first, first) | {"score": torch.from_numpy(scores)[:, None]}
-        (value,) = evaluate([self.variant.graph.score], variables, dtype=torch.float64)
-        return value.detach().expand(len(scores), 1)[:, 0].numpy()
+        (value,) = on_host([self.variant.graph.score], variables, torch.float64)
+        return value.expand(len(scores), 1)[:, 0].numpy()
 
     def _variables(self, q: np.ndarray, k: np.ndarray) -> dict[str, torch.Tensor]:
         index = {"q": torch.from_numpy(q)[:, None], "k": torch.from_numpy(k)[None, :]}
-        return dict(point(self.b, self.h, self.length_q, self.length_k)) | index
+        return point(self.b, self.h, self.length_q, self.length_k) | index
 
 
 def variant(
@@ -188,7 +187,7 @@ def _place(
 ) -> tuple[float, float, float, float]:
     """Axes of a panel as shares of the figure, from inches."""
     across = WIDTH * panels
-    left = panel * WIDTH + 0.8
+    left = panel * WIDTH + 0.98
     return left / across, bottom / HEIGHT, width / across, height / HEIGHT
 
 
@@ -197,20 +196,27 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def _finish(axes: Axes, title: str, x: str = "keys", y: str = "queries") -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
     axes.set_title(title, fontsize=10.5, color=INK, pad=8)
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     axes.tick_params(colors=FAINT, labelsize=8, length=3)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     for spine in axes.spines.values():
         spine.set_color("#c6ced5")
 
 
-def _grid(axes: Axes, starts: tuple[int, int], ends: tuple[int, int], step: tuple[int, int]) -> None:
+def _grid(
+    axes: Axes, starts: tuple[int, int], ends: tuple[int, int], step: tuple[int, int]
+) -> None:
     """Thin white lines between cells, where there are few enough of them."""
     count = max((e - s) / t for s, e, t in zip(starts, ends, step, strict=True))
     if count > 96:
         return
-    width = 0.6 if count <= 64 else 0.3
+    width = min(0.6, 20 / count)
     for edge in range(starts[0], ends[0] + 1, step[0]):
         axes.axhline(edge, color="white", linewidth=width)
     for edge in range(starts[1], ends[1] + 1, step[1]):
@@ -289,6 +295,18 @@ def _draw_elements(map_axes: Axes, axes: Axes, view: _View) -> None:
             (k0, q0), k1 - k0, q1 - q0, fill=False, edgecolor="#b3261e", linewidth=1.8, zorder=5
         )
         map_axes.add_patch(frame)
+        if (k1 - k0) < 0.02 * view.length_k or (q1 - q0) < 0.02 * view.length_q:
+            # Too small to see: a ring around it.
+            map_axes.plot(
+                [(k0 + k1) / 2],
+                [(q0 + q1) / 2],
+                marker="o",
+                markersize=11,
+                markerfacecolor="none",
+                markeredgecolor="#b3261e",
+                markeredgewidth=1.8,
+                zorder=6,
+            )
         for spine in axes.spines.values():
             spine.set_color("#b3261e")
             spine.set_linewidth(1.5)
@@ -342,7 +360,7 @@ def _draw_score(
     axes.set_facecolor(EMPTY_COLOUR)
     axes.set_aspect("auto")
     bar = figure.colorbar(image, cax=figure.add_axes(bar_place), orientation="horizontal")
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=FAINT, length=3)
     where = f", head {view.h}" if "h" in view.variant.graph.score.free else ""
     _finish(axes, f"score mod applied to a score of 0{where}")

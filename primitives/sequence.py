@@ -7,13 +7,14 @@ and `b` is its number, packed or not. Queries are padded (batch, seqlen_q, heads
 
 from __future__ import annotations
 
-import attrs
+from dataclasses import dataclass
+
 import torch
 
 OptionalTensor = torch.Tensor | None
 
 
-@attrs.frozen(eq=False)
+@dataclass(frozen=True, eq=False)  # torch.compile traces its making, but not that of attrs.frozen
 class Layout:
     """Where each sequence's queries and keys are; None where the tensor's own shape says it.
 
@@ -37,7 +38,7 @@ class Layout:
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         for name, rank in _RANKS.items():
             _check(name, getattr(self, name), rank)
         if self.page_table is not None and self.seqused_k is None:

@@ -18,7 +18,7 @@ def alibi(slopes: torch.Tensor | None = None, *, heads: int = 8) -> Variant:
     """
     return Variant(
         mask=mask.causal(),
-        score=score.alibi(score.alibi_slopes(heads) if slopes is None else slopes),
+        score=score.alibi(heads if slopes is None else slopes),
     )
 
 

@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from fa4core.lowering.range_rules import apply
-from fa4core.lowering.ranges import Array, Range, constant
+from fa4core.lowering.ranges import Array, Range, constant, unknown
 from fa4core.lowering.tables import Tables
 from primitives.expr import Capture, Node, walk
 from primitives.expr import algebra as A
@@ -219,15 +219,15 @@ def span(
 ) -> tuple[int, int]:
     """The least and greatest value of an integer node over a problem; (1, 0) if it is empty."""
     program = split(node)
-    lengths = {(q, k) for q, k in zip(seqlens_q, seqlens_k, strict=True) if q > 0 and k > 0}
     cases = [
         (b, h, q, k)
         for b, (q, k) in enumerate(zip(seqlens_q, seqlens_k, strict=True))
         for h in range(heads if "h" in node.free else min(heads, 1))
-        if (q, k) in lengths
+        if q > 0 and k > 0
     ]
-    if "b" not in node.free:
-        cases = list({(h, q, k): (b, h, q, k) for b, h, q, k in cases}.values())
+    if not node.free & {"b", "seqlen_q", "seqlen_k"} and axes_of(node) != "qk":
+        cases.sort(key=lambda case: case[2 if axes_of(node) == "q" else 3])
+        cases = list({h: (b, h, q, k) for b, h, q, k in cases}.values())  # the longest covers all
     least, greatest = 1, 0
     for b, h, q, k in cases:
         fixed = {"b": b, "h": h, "seqlen_q": q, "seqlen_k": k}
@@ -248,6 +248,7 @@ def _extremes(
     steps = plain(*leaves)
     found: dict[Node, Range] = {}
     variables = {A.var(n): constant(v) for n, v in fixed.items()}
+    variables[A.var("score")] = unknown("float", ())
     for start in range(0, length if leaves else 0, _CHUNK):
         points = np.arange(start, min(start + _CHUNK, length))
         values = variables | ({A.var(axis): Range(points)} if axis else {})

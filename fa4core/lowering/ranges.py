@@ -96,17 +96,26 @@ def size(a: Range) -> Array:
     return np.maximum(np.abs(np.asarray(a.lo, float)), np.abs(np.asarray(a.hi, float)))
 
 
+def _sum(terms: Sequence[tuple[int, Array]], offset: int) -> Array:
+    """`offset + sum(c * x)`, without the passes over memory that 0 and 1 would cost."""
+    terms = sorted(terms, key=lambda term: term[0] != 1)  # begin with a plain term if there is one
+    total: Array = None
+    for c, x in terms:
+        if total is None:
+            total = x if c == 1 else x * np.int64(c)
+        elif c in (1, -1):
+            total = total + x if c == 1 else total - x
+        else:
+            total = total + x * np.int64(c)
+    return total + np.int64(offset) if offset else total
+
+
 def linear(terms: Sequence[tuple[int, Range]], offset: int) -> Range:
     """`offset + sum(coefficient * term)`."""
-    lo: Array = np.int64(offset)
-    hi: Array = np.int64(offset)
+    ends = [(c, *((r.lo, r.hi) if c > 0 else (r.hi, r.lo))) for c, r in terms]
+    lo = _sum([(c, low) for c, low, _ in ends], offset)
     exact = all(r.exact for _, r in terms)
-    for c, r in terms:
-        low, high = (r.lo, r.hi) if c > 0 else (r.hi, r.lo)
-        lo = lo + low if c == 1 else lo - low if c == -1 else lo + low * np.int64(c)
-        if not exact:
-            hi = hi + high if c == 1 else hi - high if c == -1 else hi + high * np.int64(c)
-    result = Range(lo) if exact else Range(lo, hi)
+    result = Range(lo) if exact else Range(lo, _sum([(c, high) for c, _, high in ends], offset))
     if abs(offset) + sum(abs(c) * r.magnitude for c, r in terms) < UNBOUNDED:
         return result
     return forget(result, abs(float(offset)) + sum(abs(c) * size(r) for c, r in terms) >= _SAFE)

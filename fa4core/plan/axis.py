@@ -113,7 +113,8 @@ class Axis:
             which = sequence[here][tile] if len(self.lengths) > 1 else np.zeros(1, np.int64)
             variables = self.variables(which, index + start[here][tile])
             found = dict(zip(roots, evaluate(roots, steps, variables, tables), strict=True))
-            jumps = _jumps(found, flat[here] - flat[a], tile)
+            with np.errstate(all="ignore"):  # infinities: their jumps are NaN, which no cut follows
+                jumps = _jumps(found, flat[here] - flat[a], tile)
             parts = _parts(jumps, size[here], tile, index, self.tile)
             blocks = slice(a * PARTS, z * PARTS)
             self.starts[blocks] = (start[here, None] + parts).reshape(-1)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, ConsoleOptions, RenderResult
 
+KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 BACKENDS = ("sm100", "sm90", "reference", "emulator")
 
 
@@ -205,9 +206,11 @@ def _collect(
 ) -> Explanation:
     variant, problem = plan.variant, plan.problem
     outside = tuple(findings.out_of_range(variant, problem))
-    # A mask that leaves its tables can't be evaluated; bounds alone classify it.
-    unsafe = any(o.where == "mask" for o in outside)
-    rows = findings.empty_rows(variant.graph.mask, plan.tiles, 0 if unsafe else findings.BUDGET)
+    # What leaves its tables can't be evaluated; bounds alone classify the tiles of such a mask.
+    unsafe = {o.where for o in outside}
+    budget = 0 if "mask" in unsafe else findings.BUDGET
+    rows = findings.empty_rows(variant.graph.mask, plan.tiles, budget)
+    order = [] if "score mod" in unsafe else findings.order_matters(variant.score, problem)
     modelled = plan.target.rates is not None
     explanation = Explanation(
         plan=plan,
@@ -216,7 +219,7 @@ def _collect(
         tiles=plan.tiles.counts(),
         empty_rows=rows,
         out_of_range=outside,
-        order_matters=() if unsafe else tuple(findings.order_matters(variant.score, problem)),
+        order_matters=tuple(order),
         copies=findings.copies(tensors),
         arguments=_arguments(variant, tensors, layout),
         roofline=_roofline(plan) if modelled else (),
@@ -294,6 +297,11 @@ def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tup
     ]
     found += _device_warnings(variant, tensors)
     found += _schedule_warning(explanation)
+    if explanation.forward and explanation.problem.dtype not in KERNEL_DTYPES:
+        found.append(
+            f"Kernels take float16 and bfloat16; the costs are theirs, not those of "
+            f"{str(explanation.problem.dtype).removeprefix('torch.')}."
+        )
     if not explanation.chosen.ok:
         found.append(f"This call would fail: {explanation.chosen.reason}")
     return tuple(found)
@@ -312,9 +320,14 @@ def _device_warnings(variant: Variant, tensors: dict[str, torch.Tensor]) -> list
 
 def _schedule_warning(explanation: Explanation) -> list[str]:
     """Where the variant's own schedule is slower than another, by more than the model's error."""
-    given = explanation.best
-    if explanation.variant.schedule is None or given is None:
+    given, chosen = explanation.best, explanation.variant.schedule
+    if chosen is None or not explanation.forward:
         return []
+    if given is None:
+        return [
+            f"The variant's schedule, {chosen.coordinates}, does not apply: there is one query "
+            "head for each KV head, so none to pack."
+        ]
     fastest = makespan.best(explanation.forward)
     if given.seconds <= 1.05 * fastest.seconds:
         return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -21,7 +21,7 @@ from fa4core.plan.problem import Problem
 from fa4core.plan.strides import copy_reason
 from fa4core.plan.tiles import FULL, TileMap
 from fa4core.variant import Variant
-from primitives.expr import Capture, Node, walk
+from primitives.expr import Capture, Node, captures, walk
 from primitives.score import ScoreMod
 
 #: Elements of a mask that may be evaluated to find rows with nothing to attend to: about half a
@@ -195,11 +195,22 @@ def _attends(
         "q": q.clamp(max=length_q - 1),  # rows past the end ask again for the last one
         "k": k.clamp(max=length_k - 1),
     }
-    (value,) = evaluate([mask], variables)
+    (value,) = on_host([mask], variables)
     return value.expand(len(i), tiles.tile_q, tiles.tile_k).any(dim=-1).numpy()
 
 
-def point(b: int, h: int, length_q: int, length_k: int) -> Mapping[str, torch.Tensor]:
+def on_host(
+    roots: Sequence[Node],
+    variables: Mapping[str, torch.Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> list[torch.Tensor]:
+    """Values of `roots` on the CPU, wherever the captured tensors are, without gradients."""
+    tensors = {c: c.tensor.detach().cpu() for c in captures(*roots) if c.tensor is not None}
+    with torch.no_grad():
+        return evaluate(roots, variables, tensors, dtype)
+
+
+def point(b: int, h: int, length_q: int, length_k: int) -> dict[str, torch.Tensor]:
     """The variables of one sequence and head as 0-d tensors."""
     values = {"b": b, "h": h, "seqlen_q": length_q, "seqlen_k": length_k}
     return {name: torch.tensor(value) for name, value in values.items()}
@@ -222,8 +233,7 @@ def order_matters(score: ScoreMod, problem: Problem, probes: int = 1024) -> list
         given, swapped = (a >> b).expr, (b >> a).expr
         if given is swapped:
             continue
-        with torch.no_grad():
-            values = evaluate([given, swapped], variables, dtype=torch.float64)
+        values = on_host([given, swapped], variables, torch.float64)
         x, y = (value.expand(probes) for value in values)
         difference = torch.where(x == y, 0.0, (x - y).abs()).nan_to_num(nan=0.0, posinf=math.inf)
         scale = torch.maximum(x.abs(), y.abs()).nan_to_num(nan=0.0, posinf=0.0).max()

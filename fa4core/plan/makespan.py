@@ -181,20 +181,20 @@ def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estima
 
 
 def candidates(
-    packed: bool, sequences: int, splits: Sequence[int] = (), sections: bool = True
+    packed: bool, unequal: bool, splits: Sequence[int] = (), sections: bool = True
 ) -> list[Schedule]:
     """Every schedule worth comparing.
 
     Args:
         packed: Whether several query heads share a KV head, so that they can be packed.
-        sequences: Sequences in the batch; sorting one is no choice.
+        unequal: Whether the sequences differ, so that sorting them is a choice.
         splits: Numbers of shares of the keys to try.
         sections: Whether heads are grouped for the L2 cache.
     """
     coordinates: list[tuple] = [("heads", 1)]
     coordinates += [("packed_gqa", 1)] if packed else []
     coordinates += [("split_kv", n) for n in splits]
-    orders = [o for o in get_args(Order) if o != "batch_sorted" or sequences > 1]
+    orders = [o for o in get_args(Order) if o != "batch_sorted" or unequal]
     return [
         Schedule(c, source, order, num_splits=n, l2_sections=sections)
         for (c, n), source, order in itertools.product(coordinates, get_args(Source), orders)

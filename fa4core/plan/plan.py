@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from fa4core.plan import makespan, roofline
-from fa4core.plan.makespan import Estimate, WorkTiles, Workload
+from fa4core.plan.makespan import Estimate, Workload, WorkTiles
 from fa4core.plan.problem import Problem
 from fa4core.plan.roofline import Terms, Work, work_of
 from fa4core.plan.target import SM100, Target, TileShape, target
@@ -85,7 +85,11 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """What a kernel is compiled for, as text. No tensor, length or scalar value is in it."""
+        """What a kernel is compiled for, as text.
+
+        No tensor or scalar value is in it, and of the lengths only whether there are queries for
+        two tiles side by side.
+        """
         p = self.problem
         packing = f"packed_q={p.starts_q is not None} packed_k={p.starts_k is not None}"
         return "\n".join(
@@ -132,8 +136,16 @@ class Plan:
             ValueError: The target has no cost model.
         """
         self.target.measured  # noqa: B018 (raises)
-        return self._backward_estimates() if backward else self._forward_estimates()
+        return list(self._backward_estimates if backward else self._forward_estimates)
 
+    @cached_property
+    def _orders_differ(self) -> bool:
+        """Whether sequences differ, so that sorting them is a choice."""
+        p = self.problem
+        lengths = set(zip(p.seqlens_q, p.seqlens_k, strict=True))
+        return len(lengths) > 1 or (p.batch > 1 and "b" in self.variant.graph.mask.free)
+
+    @cached_property
     def _forward_estimates(self) -> list[Estimate]:
         workload = self._workload(backward=False)
         tiles = {"heads": self._work_tiles(packed=False)}
@@ -142,18 +154,19 @@ class Plan:
         tiles["split_kv"] = tiles["heads"]
         splits = makespan.useful_splits(tiles["heads"], workload.machines)
         chosen = self.variant.schedule
-        schedules = makespan.candidates(self.problem.group > 1, self.problem.batch, splits)
+        schedules = makespan.candidates(self.problem.group > 1, self._orders_differ, splits)
         if chosen is not None and chosen not in schedules and chosen.coordinates in tiles:
             schedules.append(chosen)
         return [makespan.simulate(tiles[s.coordinates], s, workload) for s in schedules]
 
+    @cached_property
     def _backward_estimates(self) -> list[Estimate]:
         workload = self._workload(backward=True)
         shape, p = self.backward_tile, self.problem
         across = self._map(self.variant.graph.mask, shape.q, shape.k * shape.ctas).transpose()
         costs = self._block_cycles(backward=True)
         tiles = _work_tiles(across, p.heads_q, costs)
-        schedules = makespan.candidates(False, p.batch)
+        schedules = makespan.candidates(False, self._orders_differ)
         return [makespan.simulate(tiles, s, workload) for s in schedules]
 
     def _work_tiles(self, packed: bool) -> WorkTiles:
@@ -161,9 +174,7 @@ class Plan:
         rows = shape.q * shape.stages
         costs = self._block_cycles(backward=False)
         if not packed:
-            return _work_tiles(
-                self._map(self.variant.graph.mask, rows, shape.k), p.heads_q, costs
-            )
+            return _work_tiles(self._map(self.variant.graph.mask, rows, shape.k), p.heads_q, costs)
         mask = _of_group(self.variant.graph.mask, p.group)
         across = self._map(mask, max(1, rows // p.group), shape.k, heads=p.heads_kv)
         return _work_tiles(across, p.heads_kv, costs)
@@ -232,17 +243,26 @@ class Plan:
         keys = np.minimum(across.tile_q, lengths - index * across.tile_q)
         return int(keys[across.lengths() > 0].sum())
 
+    @cached_property
+    def _maps(self) -> dict[tuple, TileMap]:
+        return {}
+
     def _map(self, mask: Node, tile_q: int, tile_k: int, heads: int | None = None) -> TileMap:
+        """The tile map of a mask, made once for each tile size and number of heads."""
         p = self.problem
-        return tile_map(
-            mask,
-            batch=p.batch,
-            heads=p.heads_q if heads is None else heads,
-            seqlens_q=p.seqlens_q,
-            seqlens_k=p.seqlens_k,
-            tile_q=tile_q,
-            tile_k=tile_k,
-        )
+        heads = p.heads_q if heads is None else heads
+        known = (mask, tile_q, tile_k, heads)
+        if known not in self._maps:
+            self._maps[known] = tile_map(
+                mask,
+                batch=p.batch,
+                heads=heads,
+                seqlens_q=p.seqlens_q,
+                seqlens_k=p.seqlens_k,
+                tile_q=tile_q,
+                tile_k=tile_k,
+            )
+        return self._maps[known]
 
 
 def plan(

@@ -81,6 +81,8 @@ class Problem:
             seqlens_k, starts_k = _lengths(k, layout.cu_seqlens_k, layout.seqused_k, "k")
         if len(seqlens_k) != batch:
             raise ValueError(f"q has {batch} sequences and k has {len(seqlens_k)}; they must agree")
+        _check_bound("max_seqlen_q", layout.max_seqlen_q, seqlens_q)
+        _check_bound("max_seqlen_k", layout.max_seqlen_k, seqlens_k)
         heads_q, heads_kv = q.shape[-2], k.shape[-2]
         if heads_kv == 0 or heads_q % heads_kv:
             raise ValueError(
@@ -173,6 +175,12 @@ def _lengths(
         lengths = [b - a for a, b in itertools.pairwise(ends)]
         starts = tuple(ends[:-1])
     return _used(lengths, used, name), starts
+
+
+def _check_bound(name: str, bound: int | None, lengths: tuple[int, ...]) -> None:
+    if bound is not None and lengths and max(lengths) > bound:
+        longest = max(lengths)
+        raise ValueError(f"{name}={bound}, but a sequence has length {longest}; give a true bound")
 
 
 def _used(lengths: list[int], used: torch.Tensor | None, name: str) -> tuple[int, ...]:

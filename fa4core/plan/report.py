@@ -110,7 +110,8 @@ def _call(e: Explanation) -> Table:
     ]
     for path in e.paths:
         if path.backend != e.chosen.backend:
-            rows.append(("", f"{path.backend}: {'possible' if path.ok else path.reason}"))
+            reason = path.reason.removeprefix(f"backend={path.backend!r}: ")
+            rows.append(("", f"{path.backend}: {'possible' if path.ok else reason}"))
     rows += [
         ("target", f"{e.target.name} ({e.target.title})"),
         ("tiles", f"forward {e.plan.forward_tile}, backward {e.plan.backward_tile}"),
@@ -158,10 +159,10 @@ def _schedules(e: Explanation) -> Table:
     table.add_column("")
     table.add_column("")
     times: dict[tuple[str, str], dict[str, Estimate]] = {}
-    for estimate in _shown(e):
-        s = estimate.schedule
+    for shown in _shown(e):
+        s = shown.schedule
         name = s.coordinates if s.num_splits == 1 else f"{s.coordinates} in {s.num_splits}"
-        times.setdefault((name, s.source), {})[s.order] = estimate
+        times.setdefault((name, s.source), {})[s.order] = shown
     used = [o for o in get_args(Order) if any(o in row for row in times.values())]
     for order in used:
         table.add_column(ORDER_TITLES[order], justify="right")

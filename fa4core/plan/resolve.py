@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from fa4core.lowering.ranges import Range
 from fa4core.plan.axis import FACTOR, TILE
 from fa4core.plan.boxes import Analysis, Boxes, joined
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 
 _CHUNK = 1 << 16  # elements evaluated at once
+_SLICE = 1 << 14  # tiles that go through all stages together
+_WORTH_WHILE = 0.01  # share of tiles that must turn out empty or full to go on
 _PROBES = 4  # elements probed on each axis
 
 
@@ -32,36 +35,58 @@ class Budget:
 
 
 class _State:
-    """What is known of each tile: whether a true and a false element were seen."""
+    """What is known of each tile: whether a true, a false and an unknown element were seen.
+
+    An element is unknown where a captured tensor is indexed outside, or where float rounding may
+    decide: such a tile can be PARTIAL only.
+    """
 
     def __init__(self, count: int, budget: Budget) -> None:
         self.true = np.zeros(count, bool)
         self.false = np.zeros(count, bool)
+        self.unknown = np.zeros(count, bool)
         self.budget = budget
 
     @property
     def open(self) -> np.ndarray:
-        return ~(self.true & self.false)
+        return ~(self.true & self.false | self.unknown)
+
+    def see(self, owner: np.ndarray, r: Range) -> None:
+        """Take in elements (queries, keys, n) of the tiles `owner`, which may repeat."""
+        self.true[owner[r.lo.any(axis=(0, 1))]] = True
+        self.false[owner[~r.hi.all(axis=(0, 1))]] = True
+        self.unknown[owner[(r.hi & ~r.lo).any(axis=(0, 1))]] = True
 
 
 def resolve(analysis: Analysis, tiles: Boxes, budget: Budget) -> np.ndarray:
-    """The kind of every tile; PARTIAL where the budget does not suffice to decide."""
-    state = _State(len(tiles), budget)
+    """The kind of every tile; PARTIAL where the budget does not suffice to decide.
+
+    Tiles are taken in slices, each spread over all of them. If the first slices decide next to
+    nothing (a mask without structure), the rest is not tried: PARTIAL is sound.
+    """
     kind = np.full(len(tiles), PARTIAL)
-    if len(tiles) == 0:
-        return kind
+    slices = -(-len(tiles) // _SLICE)
+    tried = 0
+    for n in range(slices):
+        kind[n::slices] = _resolve(analysis, tiles.select(slice(n, None, slices)), budget)
+        tried += len(kind[n::slices])
+        if np.count_nonzero(kind != PARTIAL) < tried * _WORTH_WHILE:
+            break
+    return kind
+
+
+def _resolve(analysis: Analysis, tiles: Boxes, budget: Budget) -> np.ndarray:
+    state = _State(len(tiles), budget)
     owner = np.arange(len(tiles))
     _probe(analysis, state, tiles, owner)
-    parts, part_owner, dropped = _split(analysis, state, tiles, owner)
+    parts, part_owner = _split(analysis, state, tiles, owner)
     _probe(analysis, state, parts, part_owner)
-    parts, part_owner, more = _split(analysis, state, parts, part_owner)
-    dropped |= more
+    parts, part_owner = _split(analysis, state, parts, part_owner)
     keep = state.open[part_owner]
-    parts, part_owner = parts.select(keep), part_owner[keep]
-    unknown = _elements(analysis, state, parts, part_owner) | dropped
-    decided = state.open & ~unknown
-    kind[decided & state.true] = FULL
-    kind[decided & ~state.true] = EMPTY
+    _elements(analysis, state, parts.select(keep), part_owner[keep])
+    kind = np.full(len(tiles), PARTIAL)
+    kind[state.open & state.true] = FULL
+    kind[state.open & ~state.true] = EMPTY
     return kind
 
 
@@ -79,19 +104,16 @@ def _probe(analysis: Analysis, state: _State, boxes: Boxes, owner: np.ndarray) -
         for axis in ("q", "k"):
             first, end = analysis.extent(chosen, axis)
             at.append(first + np.rint((end - 1 - first) * place[:, None]).astype(np.int64))
-        r = analysis.points(chosen.group, at[0], at[1])
-        state.true[owner[now[r.lo.any(axis=(0, 1))]]] = True
-        state.false[owner[now[~r.hi.all(axis=(0, 1))]]] = True
+        state.see(owner[now], analysis.points(chosen.group, at[0], at[1]))
 
 
 def _split(
     analysis: Analysis, state: _State, boxes: Boxes, owner: np.ndarray
-) -> tuple[Boxes, np.ndarray, np.ndarray]:
-    """Split open boxes; returns the parts still open, their tiles, and the tiles given up on."""
-    dropped = np.zeros(len(state.true), bool)
+) -> tuple[Boxes, np.ndarray]:
+    """Split boxes of tiles that are open; returns the parts still open, and their tiles."""
     keep = np.flatnonzero(state.open[owner])
     allowed = state.budget.afford(len(keep), FACTOR * FACTOR)
-    dropped[owner[keep[allowed:]]] = True
+    state.unknown[owner[keep[allowed:]]] = True  # given up on
     boxes, owner = boxes.select(keep[:allowed]), owner[keep[:allowed]]
     kept_boxes: list[Boxes] = [Boxes(boxes.level - 1, *[np.zeros(0, np.int64)] * 3)]
     kept_owner: list[np.ndarray] = [np.zeros(0, np.int64)]
@@ -109,19 +131,18 @@ def _split(
         keep = r.hi & ~r.lo
         kept_boxes.append(parts.select(keep))
         kept_owner.append(part_owner[keep])
-    return joined(kept_boxes), np.concatenate(kept_owner), dropped
+    return joined(kept_boxes), np.concatenate(kept_owner)
 
 
-def _elements(analysis: Analysis, state: _State, parts: Boxes, owner: np.ndarray) -> np.ndarray:
-    """Evaluate every element of the parts; returns the tiles that stay unknown."""
-    unknown = np.zeros(len(state.true), bool)
+def _elements(analysis: Analysis, state: _State, parts: Boxes, owner: np.ndarray) -> None:
+    """Evaluate every element of the parts."""
     (q, q_end), (k, k_end) = (analysis.extent(parts, axis) for axis in ("q", "k"))
     # parts of like shape together, in arrays of the largest of a batch; small ones first
     order = np.lexsort((k_end - k, q_end - q))
     cost = np.cumsum((q_end - q)[order] * (k_end - k)[order])
     allowed = int(np.searchsorted(cost, state.budget.left, side="right"))
     state.budget.left -= int(cost[allowed - 1]) if allowed else 0
-    unknown[owner[order[allowed:]]] = True
+    state.unknown[owner[order[allowed:]]] = True
     start = 0
     while start < allowed:
         largest = int(cost[start] - (cost[start - 1] if start else 0))
@@ -136,11 +157,7 @@ def _elements(analysis: Analysis, state: _State, parts: Boxes, owner: np.ndarray
             np.minimum(first[now] + np.arange((end - first)[now].max())[:, None], end[now] - 1)
             for first, end in ((q, q_end), (k, k_end))
         )
-        r = analysis.points(parts.group[now], rows, columns)
-        state.true[owner[now[r.lo.any(axis=(0, 1))]]] = True
-        state.false[owner[now[~r.hi.all(axis=(0, 1))]]] = True
-        unknown[owner[now[(r.hi & ~r.lo).any(axis=(0, 1))]]] = True
-    return unknown
+        state.see(owner[now], analysis.points(parts.group[now], rows, columns))
 
 
 assert TILE == 2  # `resolve` splits a tile exactly twice

@@ -45,9 +45,7 @@ class Work:
         )
 
     def __mul__(self, factor: float) -> Work:
-        return Work(
-            self.mufu * factor, self.fma * factor, self.alu * factor, self.loads * factor
-        )
+        return Work(self.mufu * factor, self.fma * factor, self.alu * factor, self.loads * factor)
 
 
 # What the compiler makes of each float function: MUFU operations and the FMAs around them.
@@ -83,7 +81,7 @@ _FUNCTIONS = {
     "sign": Work(alu=2),
 }
 _ADDED = {"add": Work(fma=1), "sub": Work(fma=1), "mul": Work(fma=1), "neg": Work()}
-_DYNAMIC_DIVISION = Work(mufu=1, fma=4, alu=8)  # an integer division by a value not compiled in
+_DYNAMIC_DIVISION = Work(mufu=1, fma=4, alu=8)  # an integer division by what varies
 
 
 def work_of(*roots: Node) -> Work:
@@ -108,14 +106,16 @@ def _cost(node: Node) -> Work:
     if op in _FUNCTIONS:
         return _FUNCTIONS[op]
     if op == "div":
-        return Work(fma=1) if args[1].is_const else Work(mufu=1, fma=2)
+        # What is the same for a row is inverted once.
+        return Work(mufu=1, fma=2) if _varies(args[1]) else Work(fma=1)
     if node.kind == "float" and op in _ADDED:
         return _ADDED[op]
     if op in ("floordiv", "mod"):
-        if not args[1].is_const:
+        if _varies(args[1]):
             return _DYNAMIC_DIVISION
-        power_of_two = args[1].attr > 0 and args[1].attr & (args[1].attr - 1) == 0
-        return Work(alu=1) if power_of_two else Work(fma=1 + (op == "mod"), alu=2)
+        if args[1].is_const and args[1].attr > 0 and args[1].attr & (args[1].attr - 1) == 0:
+            return Work(alu=1)  # a shift or a bit mask
+        return Work(fma=1 + (op == "mod"), alu=2)  # multiply by a reciprocal made beforehand
     if op == "linear":
         scaled = sum(abs(c) != 1 for c, a in zip(node.attr[0], args, strict=True) if _varies(a))
         return Work(fma=scaled, alu=max(0, _terms_of(node) - 1 - scaled))
@@ -226,7 +226,7 @@ def forward(
     *,
     ctas: int = 1,
     exp: Exp = Exp(),  # noqa: B008 (frozen)
-    work: Work = Work(),  # noqa: B008
+    work: Work = Work(),
 ) -> Terms:
     """The forward pass on a tile of `m` queries by `n` keys (FlashAttention-4, table 1).
 
@@ -246,9 +246,7 @@ def forward(
     d_v = d if d_v is None else d_v
     smem = _operand_bytes(target, m, n, d, True, ctas)
     smem += _operand_bytes(target, m, d_v, n, False, ctas)
-    return _units(
-        target, m * n, 2 * m * n * (d + d_v), smem, (SOFTMAX, exponentials(exp), work)
-    )
+    return _units(target, m * n, 2 * m * n * (d + d_v), smem, (SOFTMAX, exponentials(exp), work))
 
 
 def backward(
@@ -260,7 +258,7 @@ def backward(
     *,
     ctas: int = 1,
     exp: Exp = Exp(),  # noqa: B008
-    work: Work = Work(),  # noqa: B008
+    work: Work = Work(),
 ) -> Terms:
     """The backward pass on a tile of `m` queries by `n` keys (FlashAttention-4, table 3).
 

@@ -29,7 +29,8 @@ def const(value: Number) -> Node:
         return Node("const", (), "bool", value)
     if isinstance(value, int):
         return Node("const", (), "int", value)
-    return Node("const", (), "float", float(value))
+    value = float(value)
+    return Node("const", (), "float", math.nan if math.isnan(value) else value)
 
 
 TRUE, FALSE = const(True), const(False)
@@ -212,14 +213,18 @@ def _reject_zero(divisor: Node, operator: str) -> None:
 def extremum(op: str, *nodes: Node | Number) -> Node:
     """`op` is "min" or "max"."""
     args = _numeric(*nodes)
-    fold = min if op == "min" else max
+    choose = min if op == "min" else max
+
+    def fold(*numbers: float) -> float:
+        return math.nan if any(map(math.isnan, numbers)) else choose(numbers)
+
     flat = [f for n in args for f in (n.args if n.op == op and n.kind == "int" else (n,))]
     unique = list(dict.fromkeys(flat))
     if unique[0].kind == "int":
         numbers = [n.attr for n in unique if n.is_const]
         unique = [n for n in unique if not n.is_const]
         if numbers:
-            unique.append(const(fold(numbers)))
+            unique.append(const(choose(numbers)))
     if len(unique) == 1:
         return unique[0]
     return _fold(op, _sorted(unique), unique[0].kind, fold)
@@ -227,7 +232,7 @@ def extremum(op: str, *nodes: Node | Number) -> Node:
 
 def absolute(a: Node | Number) -> Node:
     (a,) = _numeric(a)
-    if a.op == "linear" and a.attr[0][0] < 0:
+    if a.op == "linear" and _leading(a) < 0:
         a = _scale(a, -1)  # |x| = |-x|: one spelling
     return _fold("abs", (a,), a.kind, abs)
 
@@ -315,6 +320,8 @@ def to_int(a: Node) -> Node:
         return a
     if a.is_const and (a.kind == "bool" or math.isfinite(a.attr)):
         return const(int(a.attr))
+    if a.kind == "bool" and _is_negation(a):
+        return sub(1, to_int(logical_not(a)))
     return Node("int", (a,), "int")
 
 
@@ -367,8 +374,7 @@ def equal(a: Node | Number, b: Node | Number) -> Node:
     if constant % divisor:
         return FALSE
     form = linear({t: c // divisor for t, c in terms.items()}, constant // divisor)
-    leading = form.attr[0][0] if form.op == "linear" else 1
-    return Node("eq0", (_scale(form, -1) if leading < 0 else form,), "bool")
+    return Node("eq0", (_scale(form, -1) if _leading(form) < 0 else form,), "bool")
 
 
 # ------------------------------------------------------------------------------------- logic
@@ -415,18 +421,34 @@ def logical_xor(a: Node | Number, b: Node | Number) -> Node:
     negate = False
     count: dict[Node, int] = {}
     for node in (to_bool(lift(a)), to_bool(lift(b))):
-        for arg in node.args if node.op == "xor" else (node,):
+        bare, flip = _without_negation(node)
+        negate ^= flip
+        for arg in bare.args if bare.op == "xor" else (bare,):
             if arg.is_const:
                 negate ^= arg.attr
                 continue
-            negate ^= arg.op == "not"
-            bare = arg.args[0] if arg.op == "not" else arg
-            count[bare] = count.get(bare, 0) + 1
+            term, flip = _without_negation(arg)
+            negate ^= flip
+            count[term] = count.get(term, 0) + 1
     odd = [arg for arg, times in count.items() if times % 2]
     if not odd:
         return const(negate)
     result = odd[0] if len(odd) == 1 else Node("xor", _sorted(odd), "bool")
     return logical_not(result) if negate else result
+
+
+def _leading(form: Node) -> int:
+    """The first coefficient of a linear form."""
+    return form.attr[0][0] if form.op == "linear" else 1
+
+
+def _without_negation(a: Node) -> tuple[Node, bool]:
+    return (logical_not(a), True) if _is_negation(a) else (a, False)
+
+
+def _is_negation(a: Node) -> bool:
+    """Of a condition and its negation, exactly one is called so."""
+    return a.op in ("not", "or") or (a.op == "ge0" and _leading(a.args[0]) < 0)
 
 
 def where(condition: Node | Number, a: Node | Number, b: Node | Number) -> Node:
@@ -439,8 +461,8 @@ def where(condition: Node | Number, a: Node | Number, b: Node | Number) -> Node:
         return a
     if a.kind == "bool":
         return logical_or(logical_and(condition, a), logical_and(logical_not(condition), b))
-    if condition.op == "not":
-        condition, a, b = condition.args[0], b, a
+    if _is_negation(condition):
+        condition, a, b = logical_not(condition), b, a
     return Node("where", (condition, a, b), a.kind)
 
 

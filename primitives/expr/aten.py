@@ -450,6 +450,13 @@ def _gather(out: Result, a: Any, dim: int, index: Any, **_: Any) -> Value:
     return Array(out.shape, array.kind, lambda i: array.at((*i[:dim], chosen.at(i), *i[dim + 1 :])))
 
 
+@rule("aten.take")
+def _take(out: Result, a: Any, index: Any) -> Value:
+    array = as_array(a)
+    flat = arrays.reshape(array, (math.prod(array.shape),))
+    return _index(out, flat, [index])
+
+
 @rule("aten.cat")
 def _cat(out: Result, parts: Sequence[Any], dim: int = 0) -> Value:
     given = [as_array(p) for p in parts]

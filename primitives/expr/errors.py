@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 
 import attrs
 import numpy
@@ -32,7 +34,10 @@ class Refusal(Exception):
     """What a traced operator can't do, said inside a trace; `explain_failure` adds the place.
 
     No `TypeError`, because torch's operators take one for "the other operand may know better".
+    `place` is where the user's code asked for it, if that is not where the error was raised.
     """
+
+    place: Place | None = None
 
 
 class ValueNeeded(Refusal):
@@ -47,7 +52,7 @@ def explain_failure(
     function: Callable, error: BaseException, verb: str = "trace"
 ) -> DefinitionError:
     """The error a user should see when `function` could not be traced because of `error`."""
-    place = _user_place(error)
+    place = getattr(error, "place", None) or _user_place(error)
     if place is None:
         where, construct = f"{name_of(function)} ({location_of(function)})", ""
     else:
@@ -74,7 +79,7 @@ def location_of(function: Callable) -> str:
 
 
 @attrs.frozen
-class _Place:
+class Place:
     """An instruction of the user's code: its file, line and exact position in the source."""
 
     filename: str
@@ -139,15 +144,26 @@ def _name_of_construct(node: ast.AST, position: tuple[int, int, int, int]) -> st
     return ""
 
 
-def _user_place(error: BaseException) -> _Place | None:
+def _user_place(error: BaseException) -> Place | None:
     """The innermost frame that is neither torch's, Python's own, nor this package's tracer."""
     for step in reversed(list(_steps(error.__traceback__))):
-        code = step.tb_frame.f_code
-        if not _foreign(code.co_filename):
-            spans = list(code.co_positions())[step.tb_lasti // 2 : step.tb_lasti // 2 + 1]
-            known = spans and all(x is not None for x in spans[0])
-            return _Place(code.co_filename, step.tb_lineno, spans[0] if known else None)  # type: ignore[arg-type]
+        if not _foreign(step.tb_frame.f_code.co_filename):
+            return _place(step.tb_frame.f_code, step.tb_lasti, step.tb_lineno)
     return None
+
+
+def calling_place() -> Place | None:
+    """Where the user's code is now: the innermost frame of the running call that is the user's."""
+    frame = sys._getframe(1)
+    while frame is not None and _foreign(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else _place(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def _place(code: CodeType, instruction: int, line: int) -> Place:
+    spans = list(code.co_positions())[instruction // 2 : instruction // 2 + 1]
+    known = spans and all(x is not None for x in spans[0])
+    return Place(code.co_filename, line, spans[0] if known else None)  # type: ignore[arg-type]
 
 
 def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
@@ -156,6 +172,7 @@ def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
+@lru_cache(maxsize=4096)
 def _foreign(filename: str) -> bool:
     if filename.startswith("<frozen"):
         return True
@@ -223,6 +240,14 @@ _QUESTIONS = {
 }
 
 
+#: What torch raises when an operator itself needs the value of a fake tensor.
+_DATA_DEPENDENT = {
+    "GuardOnDataDependentSymNode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+}
+
+
 def _remedy(error: BaseException, construct: str) -> str:
     """What went wrong and what to write instead."""
     if isinstance(error, ValueNeeded):
@@ -231,6 +256,8 @@ def _remedy(error: BaseException, construct: str) -> str:
         return texts.get(construct, _QUESTIONS[error.question]).format(once=_ONCE)
     if isinstance(error, Refusal | DefinitionError):
         return str(error)
+    if type(error).__name__ in _DATA_DEPENDENT:
+        return _QUESTIONS["index"].format(once=_ONCE)
     if isinstance(error, KeyError) and isinstance(error.args[0], torch.Tensor):
         return f"a dict needs known keys: {_ONCE} Capture a tensor and index that."
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 500)}"

@@ -16,11 +16,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from sybil import Example, Sybil
 from sybil.example import SybilFailure
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+
+from primitives import mask, score
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -114,3 +117,10 @@ def test_pages_outside_docs_link_to_files_that_exist(page: Path) -> None:
     """Links inside docs are mkdocs' business."""
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (ROOT / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("package", [mask, score], ids=["mask", "score"])
+def test_concept_pages_list_everything_ready_made(package: ModuleType) -> None:
+    page = (ROOT / "docs" / "concepts" / f"{package.__name__.split('.')[-1]}.md").read_text()
+    missing = [name for name in package.__all__ if not re.search(rf"\b{name}\b", page)]
+    assert not missing

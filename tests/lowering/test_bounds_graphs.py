@@ -260,3 +260,12 @@ def test_every_length_counts() -> None:
         ((60,), 0, 0, 60)
     ]
     assert check(lambda b, h, q, k: table[k] > 0, 1, 1, (0,), (90,)) == []
+
+
+def test_index_by_the_score_is_unknown() -> None:
+    """Score mods are checked too; what the score indexes can't be bounded."""
+    index = A.to_int(A.var("score"))
+    ((capture, dim, lo, hi),) = possible_out_of_range(
+        A.gather(Capture(TABLES[2]), [index]), 1, 1, [5], [5]
+    )
+    assert capture.tensor is TABLES[2] and dim == 0 and lo < -30 and hi > 30
