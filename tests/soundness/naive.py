@@ -211,7 +211,9 @@ def _tree(parents):
 def _shared_prefix(offsets):
     def of(g):
         ends = torch.tensor(offsets)[1:]
-        segment_q, segment_k = (torch.searchsorted(ends, x, right=True) for x in (g.q, g.k))
+        segment_q, segment_k = (
+            torch.bucketize(x.contiguous(), ends, right=True) for x in (g.q, g.k)
+        )
         return (g.k <= g.q) & ((segment_k == segment_q) | (segment_k == 0))
 
     return NaiveMask(of)
@@ -394,9 +396,9 @@ SCORE = SimpleNamespace(
 )
 
 SINK = SimpleNamespace(
-    constant=lambda logit: lambda g: torch.full(g.q.shape[:2], logit, dtype=torch.float64),
-    learned=lambda logits: lambda g: logits[g.h[..., 0]],
-    define=lambda f: lambda g: f(g.b[..., 0], g.h[..., 0], g.q[..., 0]),
+    constant=lambda logit: lambda b, h, q: torch.full(q.shape, logit, dtype=torch.float64),
+    learned=lambda logits: lambda b, h, q: logits[h],
+    define=lambda f: f,
 )
 
 
@@ -480,7 +482,7 @@ def dense_mask(text: str, b: int, heads: int, seqlen_q: int, seqlen_k: int) -> T
 
 
 def attend(variant: NaiveVariant, b: int, q: Tensor, k: Tensor, v: Tensor, scale: float):
-    """Textbook attention of one sequence in float64, row by row sums and nothing else.
+    """Textbook attention of one sequence in float64: one softmax over keys and sink.
 
     Args:
         q: (seqlen_q, heads_q, d); k, v: (seqlen_k, heads_kv, d).
@@ -495,11 +497,16 @@ def attend(variant: NaiveVariant, b: int, q: Tensor, k: Tensor, v: Tensor, scale
     score = torch.einsum("ihd,jhd->hij", q, k) * scale
     if variant.score is not None:
         score = variant.score.of(score, g)
-    weight = torch.where(variant.allowed(g), score, -math.inf).exp()
-    total = weight.sum(-1)
+    score = torch.where(variant.allowed(g), score, -math.inf)
+    sink = score.new_full(score.shape[:2], -math.inf)
     if variant.sink is not None:
-        total = total + variant.sink(g).exp()
+        h, i = torch.meshgrid(torch.arange(heads), torch.arange(q.shape[0]), indexing="ij")
+        sink = variant.sink(torch.full_like(h, b), h, i)
+    logits = torch.cat([score, sink[..., None]], -1)
+    top = logits.detach().amax(-1, keepdim=True)
+    weight = (logits - torch.where(top == -math.inf, 0.0, top)).exp()
+    total = weight.sum(-1, keepdim=True)
     some = total > 0
-    p = weight / torch.where(some, total, 1.0)[..., None]
-    lse = torch.where(some, torch.where(some, total, 1.0).log(), -math.inf)
-    return torch.einsum("hij,jhd->ihd", p, v), lse.T
+    p = weight / torch.where(some, total, 1.0)
+    lse = torch.where(some, torch.where(some, total, 1.0).log() + top, -math.inf)[..., 0]
+    return torch.einsum("hij,jhd->ihd", p[..., :-1], v), lse.T
