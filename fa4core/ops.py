@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fa4core.backends import announce, check, choose
+from fa4core.plan.captured import check_device
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import tile_map
 from fa4core.program import Program
@@ -83,7 +84,11 @@ def forward(
 
 
 @forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    q: Tensor, k: Tensor, v: Tensor, captured: list[Tensor], *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    for tensor in captured:  # one on "meta" brings a call on real tensors here
+        check_device(tensor, q.device)
     statistics = torch.float32 if q.dtype.itemsize == 2 else torch.float64
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return (

@@ -88,6 +88,7 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
+@torch.compiler.disable(reason="make a Variant once and call fa4core.attention with it")
 def variant(score_mod: ScoreFunction | None = None, block_mask: BlockMask | None = None) -> Variant:
     """The variant that `flex_attention` computes with these arguments."""
     parts: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import torch
 
 from fa4core.plan.problem import Problem
 from fa4core.program import VariantGraph
-from primitives.expr import Capture, Node, walk
+from primitives.expr import Node, walk
 
 _COUNTS = {"b": "sequences", "h": "query heads", "q": "queries", "k": "keys"}
 
@@ -25,6 +25,13 @@ def check_captured(graph: VariantGraph, problem: Problem, device: torch.device) 
     """
     if min(problem.batch, problem.heads_q) == 0:
         return
+    sink = graph.sink
+    if sink.op == "gather" and len(sink.args) == 1 and sink.args[0].attr == "h":
+        length = sink.attr.tensor.shape[0]
+        if length != problem.heads_q:
+            raise ValueError(
+                f"the sink has {length} logits for {problem.heads_q} query heads; one each"
+            )
     sizes = {
         "b": problem.batch,
         "h": problem.heads_q,
@@ -35,22 +42,16 @@ def check_captured(graph: VariantGraph, problem: Problem, device: torch.device) 
     for node in walk(*graph.roots):
         if node.op != "gather":
             continue
-        _check_device(node.attr, device)
+        if node.attr.tensor is not None:
+            check_device(node.attr.tensor, device)
         for dim, index in enumerate(node.args):
             if node in everywhere or not index.free & {"q", "k"}:
                 _check_size(node, dim, index, sizes)
-    sink = graph.sink
-    if sink.op == "gather" and len(sink.args) == 1 and sink.args[0].attr == "h":
-        length = sink.attr.tensor.shape[0]
-        if length != problem.heads_q:
-            raise ValueError(
-                f"the sink has {length} logits for {problem.heads_q} query heads; one each"
-            )
 
 
-def _check_device(capture: Capture, device: torch.device) -> None:
-    tensor = capture.tensor
-    if tensor is None or tensor.device == device or capture.is_scalar:
+def check_device(tensor: torch.Tensor, device: torch.device) -> None:
+    """Raise unless a captured tensor is on `device` or a scalar on the CPU."""
+    if tensor.device == device or (tensor.dim() == 0 and tensor.device.type == "cpu"):
         return
     raise ValueError(
         f"a captured tensor of shape {tuple(tensor.shape)} ({tensor.dtype}) is on {tensor.device} "
