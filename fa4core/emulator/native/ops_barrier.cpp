@@ -247,7 +247,7 @@ void decode_bar(Decoder& d) {
         if (w.live & ~w.active) { w.block(Wait::Lanes); return; }
         Cluster& c = *w.cluster;
         Machine& k = *w.machine;
-        if (w.cluster_target > c.cluster_generation && k.barrier_rules)
+        if (w.cluster_target && k.barrier_rules)
           k.fatal("barrier", "barrier.cluster.arrive twice without a wait");
         w.cluster_target = c.cluster_generation + 1;
         if (c.cluster_gathered.empty()) c.cluster_gathered.assign(k.race ? c.components : 0, 0);
@@ -259,7 +259,12 @@ void decode_bar(Decoder& d) {
       };
     else if (what == "wait")
       d.ins.fn = [](Warp& w, const Ins&, Mask) {
+        if (!w.cluster_target) {
+          if (w.machine->barrier_rules) w.machine->fatal("barrier", "barrier.cluster.wait without an arrive before it");
+          return;
+        }
         if (w.cluster->cluster_generation < w.cluster_target) { w.block(Wait::ClusterBarrier); return; }
+        w.cluster_target = 0;
         w.acquire(w.cluster->cluster_released);
       };
     else d.unknown();
