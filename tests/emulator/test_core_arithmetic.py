@@ -65,11 +65,17 @@ def test_wide_integers():
     want = [int(a) * int(b) + int(c) for a, b, c in zip(*SIGNED, WIDE[2], strict=True)]
     assert got.tolist() == [(w + 2**63) % 2**64 - 2**63 for w in want]
     code = "add.cc.u32 %r20, %r11, %r12; addc.u32 %r10, 0, 0;"
-    assert np.array_equal(per_thread(code, A, B), (WIDE[0] + WIDE[1] >> np.uint64(32)).astype(np.uint32))
+    assert np.array_equal(
+        per_thread(code, A, B), (WIDE[0] + WIDE[1] >> np.uint64(32)).astype(np.uint32)
+    )
 
 
-F = rng.standard_normal(N).astype(np.float32) * np.float32(2) ** rng.integers(-30, 30, N).astype(np.float32)
-G = rng.standard_normal(N).astype(np.float32) * np.float32(2) ** rng.integers(-30, 30, N).astype(np.float32)
+F = rng.standard_normal(N).astype(np.float32) * np.float32(2) ** rng.integers(-30, 30, N).astype(
+    np.float32
+)
+G = rng.standard_normal(N).astype(np.float32) * np.float32(2) ** rng.integers(-30, 30, N).astype(
+    np.float32
+)
 H = (rng.standard_normal(N) * 100).astype(np.float32)
 
 
@@ -107,7 +113,10 @@ def test_packed_rounds_down():
     add.rm.f32x2 %rd22, %rd20, %rd21; mov.b64 {%r10, %r30}, %rd22; xor.b32 %r10, %r10, %r30;"""
     got = per_thread(code, F, G, H)
     halves = [
-        [rounded(Fraction(float(a)) + Fraction(float(c)), "rm").view(np.uint32) for a, c in zip(x, H, strict=True)]
+        [
+            rounded(Fraction(float(a)) + Fraction(float(c)), "rm").view(np.uint32)
+            for a, c in zip(x, H, strict=True)
+        ]
         for x in (F, G)
     ]
     assert np.array_equal(got, np.bitwise_xor(*np.array(halves, np.uint32)))
@@ -157,7 +166,11 @@ def test_bfloat_and_half_conversions():
     want = (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
     got = per_thread("cvt.rn.bf16x2.f32 %r10, %r12, %r11;", x, np.zeros_like(x))
     assert np.array_equal(got.astype(np.uint64), want)
-    back = per_thread("{.reg .b16 h; cvt.u16.u32 h, %r11; cvt.f32.f16 %r10, h;}", half.astype(np.uint32), out=np.float32)
+    back = per_thread(
+        "{.reg .b16 h; cvt.u16.u32 h, %r11; cvt.f32.f16 %r10, h;}",
+        half.astype(np.uint32),
+        out=np.float32,
+    )
     assert np.array_equal(back, half.astype(np.uint16).view(np.float16).astype(np.float32))
 
 
