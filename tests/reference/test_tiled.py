@@ -302,20 +302,13 @@ def test_empty_tiles_are_skipped_and_full_ones_need_no_mask(monkeypatch):
 
 
 def test_p_is_rounded_to_the_inputs_dtype():
-    """As tensor cores take it, and after it was summed: only the weight that is not 1 shows it."""
-    q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16)
-    k = torch.zeros(1, 3, 1, 16, dtype=torch.bfloat16)
-    k[0, 1:, 0, 0] = 1.0
-    q[..., 0] = 1.0
-    v = torch.zeros(1, 3, 1, 16, dtype=torch.bfloat16)
-    v[0, 0, 0, 0] = 1.0
-    got = attention(q, k, v, scale=-0.3, return_lse=True)
-    p = torch.exp(torch.tensor(-0.3)).bfloat16().float()
-    total = 1 + 2 * torch.exp(torch.tensor(-0.3))
-    assert got[0][0, 0, 0, 0] == (1.0 / total).bfloat16()
-    v = v.roll(1, 1)
-    got = attention(q, k, v, scale=-0.3)
-    assert got[0, 0, 0, 0] == (p / total).bfloat16()
+    """As tensor cores take it, after it was summed: weights 1, p and p, with values 0, 1 and 1."""
+    q, k, v = (torch.zeros(1, n, 1, 16, dtype=torch.bfloat16) for n in (1, 3, 3))
+    q[..., 0], k[0, 1:, 0, 0], v[0, 1:, 0, 0] = 1.0, 1.0, 1.0
+    p = torch.exp(torch.tensor(-0.6))
+    rounded = (2 * p.bfloat16().float() / (1 + 2 * p)).bfloat16()
+    assert rounded != (2 * p / (1 + 2 * p)).bfloat16()  # the rounding can be seen here
+    assert attention(q, k, v, scale=-0.6)[0, 0, 0, 0] == rounded
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
