@@ -1,5 +1,5 @@
-// The C interface that native.py calls. One opaque machine; launches return 0, or 1 if there are findings;
-// what happened is fetched as one JSON text.
+// The C interface that native.py calls. One opaque machine; launches return 0, or 1 if there are
+// findings; what happened is fetched as one JSON text.
 #include <chrono>
 
 #include "machine.h"
@@ -36,9 +36,12 @@ void write_result(Handle& h, double seconds) {
   r = "{\"seconds\":" + std::to_string(seconds) + ",\"findings\":[";
   for (size_t i = 0; i < m.findings.size(); i++) {
     Finding& f = m.findings[i];
-    r += format("%s{\"kind\":", i ? "," : "") + quoted(f.kind) + ",\"message\":" + quoted(f.message);
-    if (f.located) r += format(",\"cta\":[%u,%u,%u],\"warp\":%d", f.cta[0], f.cta[1], f.cta[2], f.warp);
-    r += format(",\"line\":%d,\"ptx\":", f.line) + quoted(f.ptx) + ",\"source\":" + quoted(f.source) + "}";
+    r +=
+        format("%s{\"kind\":", i ? "," : "") + quoted(f.kind) + ",\"message\":" + quoted(f.message);
+    if (f.located)
+      r += format(",\"cta\":[%u,%u,%u],\"warp\":%d", f.cta[0], f.cta[1], f.cta[2], f.warp);
+    r += format(",\"line\":%d,\"ptx\":", f.line) + quoted(f.ptx) +
+         ",\"source\":" + quoted(f.source) + "}";
   }
   r += "],\"by_warp\":[";
   for (size_t w = 0; w < m.stats.executed.size(); w++) {
@@ -48,8 +51,10 @@ void write_result(Handle& h, double seconds) {
     r += (w ? "," : "") + counts_json(by);
   }
   std::map<std::string, u64> bytes;
-  for (int t = 0; t < TRAFFIC; t++) if (m.stats.traffic[t]) bytes[TRAFFIC_NAMES[t]] = m.stats.traffic[t];
-  r += "],\"waits\":" + counts_json(m.stats.waits) + ",\"bytes\":" + counts_json(bytes) + ",\"mma\":" + counts_json(m.stats.mma);
+  for (int t = 0; t < TRAFFIC; t++)
+    if (m.stats.traffic[t]) bytes[TRAFFIC_NAMES[t]] = m.stats.traffic[t];
+  r += "],\"waits\":" + counts_json(m.stats.waits) + ",\"bytes\":" + counts_json(bytes) +
+       ",\"mma\":" + counts_json(m.stats.mma);
   r += ",\"timeline\":[";
   for (size_t i = 0; i < m.stats.timeline.size(); i++) {
     auto& e = m.stats.timeline[i];
@@ -86,7 +91,9 @@ void emu_register(void* p, u64 address, u64 bytes, const char* name, int initial
   Machine& m = ((Handle*)p)->m;
   if (!bytes) return;
   // an allocation that lies where older ones were replaces them
-  for (auto f = m.memory.upper_bound(address); f != m.memory.end() && f->second.address < address + bytes;) f = m.memory.erase(f);
+  for (auto f = m.memory.upper_bound(address);
+       f != m.memory.end() && f->second.address < address + bytes;)
+    f = m.memory.erase(f);
   emu::Allocation a{address, bytes, name, initialised != 0, {}};
   if (!a.initialised) a.written.assign((bytes + 63) / 64, 0);
   m.memory[address + bytes] = std::move(a);
@@ -95,12 +102,13 @@ void emu_register(void* p, u64 address, u64 bytes, const char* name, int initial
 
 void emu_forget(void* p, u64 address) {
   Machine& m = ((Handle*)p)->m;
-  for (auto f = m.memory.upper_bound(address); f != m.memory.end() && f->second.address == address;) f = m.memory.erase(f);
+  for (auto f = m.memory.upper_bound(address); f != m.memory.end() && f->second.address == address;)
+    f = m.memory.erase(f);
   m.last_allocation = nullptr;
 }
 
-int emu_launch(void* p, const char* ptx, u64 ptx_bytes, const char* kernel, const u32* dims, u32 dynamic_smem,
-               const u8* params, u64 param_bytes) {
+int emu_launch(void* p, const char* ptx, u64 ptx_bytes, const char* kernel, const u32* dims,
+               u32 dynamic_smem, const u8* params, u64 param_bytes) {
   auto* h = (Handle*)p;
   Machine& m = h->m;
   LaunchInfo li;
@@ -142,17 +150,17 @@ int emu_launch(void* p, const char* ptx, u64 ptx_bytes, const char* kernel, cons
 
 const char* emu_result(void* p) { return ((Handle*)p)->result.c_str(); }
 
-// The layout of the kernel's parameters: "offset bytes\n" for each; nullptr and a message on an error.
+// The layout of the kernel's parameters: "offset bytes\n" for each; nullptr and a message on an
+// error.
 const char* emu_params(void* p, const char* ptx, u64 ptx_bytes, const char* kernel) {
   auto* h = (Handle*)p;
   h->result.clear();
   try {
     auto& q = h->m.programs[std::string(kernel) + "\n" + std::string(ptx, ptx_bytes)];
     if (!q) q = decode(parse(std::string(ptx, ptx_bytes), kernel), kernel);
-    for (auto& a : q->entry->params) h->result += std::to_string(a.offset) + " " + std::to_string(a.bytes) + "\n";
-  } catch (Fatal& e) {
-    h->result = format("error %d %s", e.line, e.what());
-  }
+    for (auto& a : q->entry->params)
+      h->result += std::to_string(a.offset) + " " + std::to_string(a.bytes) + "\n";
+  } catch (Fatal& e) { h->result = format("error %d %s", e.line, e.what()); }
   return h->result.c_str();
 }
 

@@ -49,7 +49,8 @@ struct Random {
 };
 
 // The address windows of the generic address space that do not lie in host memory. Shared addresses
-// are (CTA rank in cluster << 24) | offset, the shared::cluster form; a plain offset is the CTA's own.
+// are (CTA rank in cluster << 24) | offset, the shared::cluster form; a plain offset is the CTA's
+// own.
 constexpr u64 SHARED_WINDOW = 0x0100'0000'0000'0000ull;
 constexpr u64 LOCAL_WINDOW = 0x0200'0000'0000'0000ull;
 constexpr u64 PARAM_WINDOW = 0x0300'0000'0000'0000ull;

@@ -7,10 +7,12 @@ namespace emu {
 
 static const std::unordered_map<std::string_view, Type>& type_names() {
   static const std::unordered_map<std::string_view, Type> names = {
-      {"b8", B8}, {"u8", U8}, {"s8", S8}, {"b16", B16}, {"u16", U16}, {"s16", S16}, {"f16", F16},
-      {"bf16", BF16}, {"b32", B32}, {"u32", U32}, {"s32", S32}, {"f32", F32}, {"tf32", TF32},
-      {"f16x2", F16X2}, {"bf16x2", BF16X2}, {"b64", B64}, {"u64", U64}, {"s64", S64}, {"f64", F64},
-      {"f32x2", F32X2}, {"b128", B128}, {"e4m3", E4M3}, {"e5m2", E5M2}, {"e4m3x2", E4M3X2},
+      {"b8", B8},         {"u8", U8},         {"s8", S8},          {"b16", B16},
+      {"u16", U16},       {"s16", S16},       {"f16", F16},        {"bf16", BF16},
+      {"b32", B32},       {"u32", U32},       {"s32", S32},        {"f32", F32},
+      {"tf32", TF32},     {"f16x2", F16X2},   {"bf16x2", BF16X2},  {"b64", B64},
+      {"u64", U64},       {"s64", S64},       {"f64", F64},        {"f32x2", F32X2},
+      {"b128", B128},     {"e4m3", E4M3},     {"e5m2", E5M2},      {"e4m3x2", E4M3X2},
       {"e5m2x2", E5M2X2}, {"e2m1x2", E2M1X2}, {"ue8m0x2", E8M0X2}, {"pred", PRED}};
   return names;
 }
@@ -22,10 +24,25 @@ Type type_of(std::string_view mod) {
 
 int type_bits(Type t) {
   switch (t) {
-    case B8: case U8: case S8: case E4M3: case E5M2: return 8;
-    case B16: case U16: case S16: case F16: case BF16: case E4M3X2: case E5M2X2: case E8M0X2: return 16;
+    case B8:
+    case U8:
+    case S8:
+    case E4M3:
+    case E5M2: return 8;
+    case B16:
+    case U16:
+    case S16:
+    case F16:
+    case BF16:
+    case E4M3X2:
+    case E5M2X2:
+    case E8M0X2: return 16;
     case E2M1X2: return 8;
-    case B64: case U64: case S64: case F64: case F32X2: return 64;
+    case B64:
+    case U64:
+    case S64:
+    case F64:
+    case F32X2: return 64;
     case B128: return 128;
     case PRED: return 1;
     default: return 32;
@@ -33,12 +50,16 @@ int type_bits(Type t) {
 }
 bool is_signed(Type t) { return t == S8 || t == S16 || t == S32 || t == S64; }
 bool is_float(Type t) {
-  return t == F16 || t == BF16 || t == F32 || t == F64 || t == F16X2 || t == BF16X2 || t == F32X2 || t == TF32;
+  return t == F16 || t == BF16 || t == F32 || t == F64 || t == F16X2 || t == BF16X2 || t == F32X2 ||
+         t == TF32;
 }
 
 u32 Program::constant(u32 v) {
   auto [f, fresh] = constant_planes.try_emplace(v, planes);
-  if (fresh) { constants.push_back({planes, v}); planes++; }
+  if (fresh) {
+    constants.push_back({planes, v});
+    planes++;
+  }
   return f->second;
 }
 
@@ -66,7 +87,8 @@ const Operand& Decoder::op(size_t i) const {
 }
 
 void Decoder::unknown(const std::string& why) const {
-  throw Fatal("instruction", "not understood: " + st.text() + (why.empty() ? "" : " (" + why + ")"), st.line);
+  throw Fatal("instruction", "not understood: " + st.text() + (why.empty() ? "" : " (" + why + ")"),
+              st.line);
 }
 
 void Decoder::used(u32 plane, int width) {
@@ -85,7 +107,8 @@ u32 Decoder::src(const Operand& o, Type t) {
     case Operand::Float: {
       u64 v = o.value;
       if (o.kind == Operand::Float && !o.float_bits) {
-        if (t == F64) v = bits<u64>(o.real); else v = bits<u32>((float)o.real);
+        if (t == F64) v = bits<u64>(o.real);
+        else v = bits<u32>((float)o.real);
       } else if (o.kind == Operand::Float && o.float_bits == 64 && width == 32) {
         v = bits<u32>((float)bits<double>(o.value));
       } else if (o.kind == Operand::Int && (t == F32 || t == F64)) {
@@ -135,7 +158,8 @@ bool Decoder::address_is_64(size_t i) const {
   return b.kind != Operand::Reg || b.width == 64;
 }
 
-u32 Decoder::address(size_t i) {  // always two planes: a 32-bit base gets a zero high plane via a[5]
+u32 Decoder::address(
+    size_t i) {  // always two planes: a 32-bit base gets a zero high plane via a[5]
   const Operand& o = op(i);
   if (o.kind != Operand::Address) unknown("an address expected");
   ins.offset = (i32)o.offset;
@@ -156,7 +180,11 @@ std::vector<u32> Decoder::list(size_t i, Type t, bool write) {
 }
 
 Extra& Decoder::extra() {
-  if (!ins.x) { p.extras.emplace_back(); ins.x = &p.extras.back(); ins.x->text = st.text(); }
+  if (!ins.x) {
+    p.extras.emplace_back();
+    ins.x = &p.extras.back();
+    ins.x->text = st.text();
+  }
   return *ins.x;
 }
 
@@ -178,9 +206,19 @@ static void refuse(Warp&, const Ins& i, Mask) { throw Fatal("instruction", i.x->
 std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& kernel) {
   static const Table table = [] {
     Table t;
-    register_integer(t); register_logic(t); register_float(t); register_half(t);
-    register_convert(t); register_memory(t); register_warp(t); register_barrier(t);
-    register_bulk(t); register_tensor(t); register_mma(t); register_atomic(t); register_cluster(t);
+    register_integer(t);
+    register_logic(t);
+    register_float(t);
+    register_half(t);
+    register_convert(t);
+    register_memory(t);
+    register_warp(t);
+    register_barrier(t);
+    register_bulk(t);
+    register_tensor(t);
+    register_mma(t);
+    register_atomic(t);
+    register_cluster(t);
     return t;
   }();
   auto p = std::make_unique<Program>();

@@ -29,7 +29,10 @@ inline auto read(const Warp& w, u32 plane) {
 }
 
 inline void store(u32* d, const u32* s, Mask m) {
-  if (m == FULL) { std::memcpy(d, s, 4 * LANES); return; }
+  if (m == FULL) {
+    std::memcpy(d, s, 4 * LANES);
+    return;
+  }
   for (int l = 0; l < LANES; l++) d[l] = (m >> l & 1) ? s[l] : d[l];
 }
 
@@ -39,7 +42,11 @@ inline void write(Warp& w, u32 plane, const T* v, Mask m) {
     store(w.w(plane), reinterpret_cast<const u32*>(v), m);
   } else if constexpr (sizeof(T) == 8) {
     alignas(64) u32 lo[LANES], hi[LANES];
-    for (int l = 0; l < LANES; l++) { u64 x = bits<u64>(v[l]); lo[l] = (u32)x; hi[l] = (u32)(x >> 32); }
+    for (int l = 0; l < LANES; l++) {
+      u64 x = bits<u64>(v[l]);
+      lo[l] = (u32)x;
+      hi[l] = (u32)(x >> 32);
+    }
     store(w.w(plane), lo, m);
     store(w.w(plane + 1), hi, m);
   } else {
@@ -82,6 +89,6 @@ void ternary(Warp& w, const Ins& i, Mask m) {
   write(w, i.a[0], r, m);
 }
 
-// Chooses a handler by integer type: TYPED(t, binary, [](auto a, auto b) {...}) etc. are spelled out
-// in the families, because a lambda must be instantiated per type.
+// Chooses a handler by integer type: TYPED(t, binary, [](auto a, auto b) {...}) etc. are spelled
+// out in the families, because a lambda must be instantiated per type.
 }  // namespace emu

@@ -1,8 +1,9 @@
 // The machine: warps, CTAs, clusters, barriers, memories, and the work in flight between them.
 //
-// One cluster at a time is resident unless warps spin on global memory (then more join). A warp runs
-// until it blocks or its slice ends; asynchronous operations lie in `Cluster::flight` until the
-// scheduler lets them happen or a wait forces them. PTX ISA: "Programming Model", "Machine Model".
+// One cluster at a time is resident unless warps spin on global memory (then more join). A warp
+// runs until it blocks or its slice ends; asynchronous operations lie in `Cluster::flight` until
+// the scheduler lets them happen or a wait forces them. PTX ISA: "Programming Model", "Machine
+// Model".
 #pragma once
 #include <array>
 #include <deque>
@@ -21,21 +22,34 @@ struct Cluster;
 struct Cta;
 struct Warp;
 
-enum class Wait : u8 { None, Mbarrier, NamedBarrier, ClusterBarrier, Lanes, TensorAlloc, Registers, Done };
+enum class Wait : u8 {
+  None,
+  Mbarrier,
+  NamedBarrier,
+  ClusterBarrier,
+  Lanes,
+  TensorAlloc,
+  Registers,
+  Done
+};
 
 // An mbarrier object. PTX ISA: "mbarrier: phase of the object, tracking asynchronous operations".
 struct Mbarrier {
-  u32 address = 0, rank = 0, index = 0;  // index: in its CTA
-  u32 count = 0, pending = 0, phase = 0; // phase: number of the current one, its parity is bit 0
+  u32 address = 0, rank = 0, index = 0;   // index: in its CTA
+  u32 count = 0, pending = 0, phase = 0;  // phase: number of the current one, its parity is bit 0
   i64 tx = 0;
   bool valid = false;
-  u32 comp = 0;                          // local component
-  u32 init_comp = 0, init_clock = 0;     // who initialised it, to see that users know of it
+  u32 comp = 0;                       // local component
+  u32 init_comp = 0, init_clock = 0;  // who initialised it, to see that users know of it
   int init_line = 0;
-  Clock gathered;                        // of the current phase so far
-  Snapshot released;                     // of the last complete one
-  struct Arrival { Warp* warp; int pc; u32 phase; };
-  std::vector<Arrival> arrivals;         // each warp and place once, with its last phase
+  Clock gathered;     // of the current phase so far
+  Snapshot released;  // of the last complete one
+  struct Arrival {
+    Warp* warp;
+    int pc;
+    u32 phase;
+  };
+  std::vector<Arrival> arrivals;  // each warp and place once, with its last phase
 };
 
 struct NamedBarrier {
@@ -46,18 +60,26 @@ struct NamedBarrier {
 
 // Asynchronous work. land(): its effect on memory; complete(): what tells others of it.
 struct Flight {
-  int stage = 0;       // 0 issued, 1 landed, 2 complete
-  int pc = 0;          // of the issuing instruction
+  int stage = 0;  // 0 issued, 1 landed, 2 complete
+  int pc = 0;     // of the issuing instruction
   Warp* warp = nullptr;
-  bool queued = false; // part of a pipe: happens in order
-  bool waited = false; // its warp has waited for it
+  bool queued = false;  // part of a pipe: happens in order
+  bool waited = false;  // its warp has waited for it
   virtual ~Flight() = default;
   virtual void land() = 0;
   virtual void complete() = 0;
-  // One step of its own accord; true when it is complete. `alone`: only its effect, if it has two steps.
+  // One step of its own accord; true when it is complete. `alone`: only its effect, if it has two
+  // steps.
   virtual bool advance(bool alone) {
-    if (stage == 0) { land(); stage = 1; if (alone) return false; }
-    if (stage == 1) { stage = 2; complete(); }
+    if (stage == 0) {
+      land();
+      stage = 1;
+      if (alone) return false;
+    }
+    if (stage == 1) {
+      stage = 2;
+      complete();
+    }
     return true;
   }
   virtual std::string describe() const = 0;
@@ -66,7 +88,10 @@ struct Flight {
 };
 using FlightRef = std::shared_ptr<Flight>;
 
-struct Group { u32 number = 0; std::vector<FlightRef> ops; };
+struct Group {
+  u32 number = 0;
+  std::vector<FlightRef> ops;
+};
 struct Groups {  // of one thread: bulk groups or cp.async groups
   std::vector<FlightRef> open;
   std::deque<Group> closed;
@@ -79,30 +104,34 @@ struct PendingLoad {  // a tcgen05.ld whose registers are not there yet, or a wg
   FlightRef flight;
 };
 
-struct LaneGroup { u32 pc; Mask mask; Wait wait = Wait::None; };
+struct LaneGroup {
+  u32 pc;
+  Mask mask;
+  Wait wait = Wait::None;
+};
 
 struct Warp {
   Machine* machine = nullptr;
   Cluster* cluster = nullptr;
   Cta* cta = nullptr;
   const Program* program = nullptr;
-  int index = 0;                  // in its CTA
-  int number = 0;                 // in its cluster
+  int index = 0;                         // in its CTA
+  int number = 0;                        // in its cluster
   u32 *regs = nullptr, *file = nullptr;  // file: the block that regs lies in
   std::vector<Mask> preds;
   u32 pc = 0, at = 0;             // next, and the one being executed
   Mask live = 0, active = 0;      // lanes that have not exited; lanes of the running group
   std::vector<LaneGroup> groups;  // the other groups, when diverged
   Wait wait = Wait::None;
-  bool yield = false;             // a handler asks to stop running this warp now
-  bool timed_out = false;         // a blocked try_wait is to give up once
+  bool yield = false;      // a handler asks to stop running this warp now
+  bool timed_out = false;  // a blocked try_wait is to give up once
   Mbarrier* waiting_for = nullptr;
   u32 waiting_phase = 0;
-  u32 waiting_on = 0;             // named barrier number
+  u32 waiting_on = 0;  // named barrier number
   u32 barrier_generation = 0;
-  bool barrier_arrived = false;   // already counted, now only waiting
-  u32 cluster_target = 0;         // generation of barrier.cluster it has arrived for
-  i64 ready_slot = -1;            // place in Machine::ready
+  bool barrier_arrived = false;  // already counted, now only waiting
+  u32 cluster_target = 0;        // generation of barrier.cluster it has arrived for
+  i64 ready_slot = -1;           // place in Machine::ready
   u32 priority = 0;
   u64 blocked_since = 0;
   // asynchronous work of this warp
@@ -110,15 +139,15 @@ struct Warp {
   u32 bulk_number = 0, copy_number = 0, store_number = 0, load_number = 0, wgmma_number = 0;
   std::vector<PendingLoad> loads;
   std::vector<u8> pending_plane;
-  Groups wgmma;                   // of the whole warp
+  Groups wgmma;  // of the whole warp
   FlightRef last_wgmma;
   std::vector<FlightRef> stores;  // tcgen05.st since the last wait
   FlightRef last_store;
-  bool alloc_done = false;        // tcgen05.alloc: the peer has finished it for both
+  bool alloc_done = false;  // tcgen05.alloc: the peer has finished it for both
   u32 alloc_columns = 0, alloc_to = 0;
   u32 tensor_number = 0;
   std::shared_ptr<Flight> pipe;
-  int registers = 0;              // per thread, for setmaxnreg
+  int registers = 0;  // per thread, for setmaxnreg
   bool registers_known = true;
   std::vector<u8> local;
   // what it knows
@@ -126,11 +155,15 @@ struct Warp {
   std::vector<std::pair<u32, Snapshot>> learnt;  // of other clusters; see LEARNT
   Snapshot shot;
   bool clock_changed = true;
-  // A wait orders only once its result is looked at: predicate of a try_wait -> what to acquire then.
-  struct Owed { u32 pred; Snapshot from; };
+  // A wait orders only once its result is looked at: predicate of a try_wait -> what to acquire
+  // then.
+  struct Owed {
+    u32 pred;
+    Snapshot from;
+  };
   std::vector<Owed> owed;
-  Foreign seen;                   // learnt by relaxed reads since the last fence
-  Clock fenced;                   // its clock at the last fence that a relaxed arrive carries
+  Foreign seen;  // learnt by relaxed reads since the last fence
+  Clock fenced;  // its clock at the last fence that a relaxed arrive carries
 
   const u32* r(u32 plane) const { return regs + (size_t)plane * LANES; }
   u32* w(u32 plane) { return regs + (size_t)plane * LANES; }
@@ -141,16 +174,20 @@ struct Warp {
   }
   u32 comp(Actor a) const { return (u32)number * ACTORS + a; }
   void run(u32 slice);
-  bool regroup();                 // false: no group can run
+  bool regroup();  // false: no group can run
   void split(u32 target, Mask taken);
   void exit_lanes(Mask m);
-  void block(Wait why) { wait = why; yield = true; pc = at; }
+  void block(Wait why) {
+    wait = why;
+    yield = true;
+    pc = at;
+  }
   void finish_load(size_t i);
   void finish_loads();
   void finish_loads_of(const std::vector<u32>& planes);
   void acquire(const Clock& from);
   void settle(const std::vector<u32>& preds);
-  void release(Clock& to);        // joins its clock into `to` and starts a new epoch
+  void release(Clock& to);  // joins its clock into `to` and starts a new epoch
   Snapshot snapshot();
   std::string name() const;
 };
@@ -161,7 +198,7 @@ struct Cta {
   u32 id[3] = {};
   std::vector<u8> shared;
   Shadow shared_shadow;
-  std::vector<u16> barrier_at;           // by address / 8: index + 1
+  std::vector<u16> barrier_at;  // by address / 8: index + 1
   std::deque<Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named;
   std::vector<Warp*> warps;
@@ -169,15 +206,15 @@ struct Cta {
   // TMEM, column-major: column c holds 128 lanes
   std::vector<u32> tmem;
   Shadow tmem_shadow;
-  std::array<u8, 16> columns{};          // per 32 columns: allocated?
-  std::map<u32, u32> allocations;        // column -> columns
+  std::array<u8, 16> columns{};    // per 32 columns: allocated?
+  std::map<u32, u32> allocations;  // column -> columns
   bool may_allocate = true;
   int register_pool = 0;
 };
 
 struct Cluster {
   Machine* machine = nullptr;
-  u32 number = 0;                        // in order of start
+  u32 number = 0;  // in order of start
   u32 id[3] = {};
   std::vector<std::unique_ptr<Cta>> ctas;
   std::vector<std::unique_ptr<Warp>> warps;
@@ -192,7 +229,12 @@ struct Cluster {
   bool done() const { return alive == 0; }
 };
 
-struct Allocation { u64 address, bytes; std::string name; bool initialised; std::vector<u64> written; };
+struct Allocation {
+  u64 address, bytes;
+  std::string name;
+  bool initialised;
+  std::vector<u64> written;
+};
 
 struct Finding {
   std::string kind, message;
@@ -202,15 +244,37 @@ struct Finding {
   std::string ptx, source;
 };
 
-struct TimelineEvent { u32 cta; std::string lane; const char* kind; u64 start, stop; int line; };
+struct TimelineEvent {
+  u32 cta;
+  std::string lane;
+  const char* kind;
+  u64 start, stop;
+  int line;
+};
 
-enum Traffic { GLOBAL_READ, GLOBAL_WRITE, GLOBAL_ATOMIC, SHARED_READ, SHARED_WRITE, SHARED_ATOMIC, OTHER_READ,
-               OTHER_WRITE, TMA_LOAD, TMA_STORE, TMA_REDUCE, BULK_SHARED, COPY_ASYNC, TMEM_READ, TMEM_WRITE,
-               MMA_SHARED, TRAFFIC };
+enum Traffic {
+  GLOBAL_READ,
+  GLOBAL_WRITE,
+  GLOBAL_ATOMIC,
+  SHARED_READ,
+  SHARED_WRITE,
+  SHARED_ATOMIC,
+  OTHER_READ,
+  OTHER_WRITE,
+  TMA_LOAD,
+  TMA_STORE,
+  TMA_REDUCE,
+  BULK_SHARED,
+  COPY_ASYNC,
+  TMEM_READ,
+  TMEM_WRITE,
+  MMA_SHARED,
+  TRAFFIC
+};
 extern const char* const TRAFFIC_NAMES[TRAFFIC];
 
 struct Stats {
-  std::vector<std::vector<u64>> executed;    // warp index -> pc -> count
+  std::vector<std::vector<u64>> executed;  // warp index -> pc -> count
   u64 traffic[TRAFFIC] = {};
   std::map<std::string, u64> waits, mma;
   std::vector<TimelineEvent> timeline;
@@ -230,10 +294,10 @@ struct Machine {
        register_rules = true, timeline = false;
   u32 num_sms = 148;
   enum Policy { Mixed, Eager, Late } policy = Mixed;  // of asynchronous work, by seed
-  int slice = 0;                             // how long a warp runs at a stretch, by seed
-  bool by_priority = false;                  // always the ready warp with the highest priority
+  int slice = 0;                                      // how long a warp runs at a stretch, by seed
+  bool by_priority = false;  // always the ready warp with the highest priority
   // state that lives across launches
-  std::map<u64, Allocation> memory;          // by end address
+  std::map<u64, Allocation> memory;  // by end address
   std::unordered_map<std::string, std::shared_ptr<Program>> programs;
   // of this launch
   std::shared_ptr<Program> program;
@@ -242,18 +306,18 @@ struct Machine {
   GlobalShadow global_shadow;
   std::unordered_map<u64, Foreign> global_sync;  // what strong writes have left at an address
   std::vector<std::unique_ptr<Cluster>> resident;
-  std::deque<u32> waiting_clusters;          // linear numbers not started yet
+  std::deque<u32> waiting_clusters;  // linear numbers not started yet
   std::vector<Warp*> ready;
-  std::vector<u32*> register_files;          // to be used again
+  std::vector<u32*> register_files;  // to be used again
   std::vector<Finding> findings;
   std::set<std::pair<std::string, int>> seen;
   Stats stats;
   u64 time = 0;
-  u64 flights = 0;                           // asynchronous operations not complete
-  u64 progress = 0;                          // rises whenever anything others could see changes
+  u64 flights = 0;   // asynchronous operations not complete
+  u64 progress = 0;  // rises whenever anything others could see changes
   u32 clusters_started = 0;
-  Warp* current = nullptr;                   // the warp that runs
-  Flight* flying = nullptr;                  // the asynchronous operation that takes effect
+  Warp* current = nullptr;   // the warp that runs
+  Flight* flying = nullptr;  // the asynchronous operation that takes effect
   Allocation* last_allocation = nullptr;
 
   void launch(const std::string& ptx, const std::string& kernel, const LaunchInfo& li);
@@ -264,15 +328,15 @@ struct Machine {
   void drop_ready(Warp* w);
   Warp* pick();
   void pick_policy();
-  void wake(Cluster& c, Mbarrier* b);        // those blocked on it; null: on anything else
+  void wake(Cluster& c, Mbarrier* b);  // those blocked on it; null: on anything else
   bool run_flight();
-  void step(Flight& f);                      // one more stage
+  void step(Flight& f);  // one more stage
   void force(Flight& f, int stage);
   void add_flight(Cluster& c, FlightRef f);  // may happen at once, as the seed wants
   bool give_up_waits();
   void start_next();
   void check_leftovers(Cluster& c);
-  void check_leaving(Cta& t);                // its last warp has ended
+  void check_leaving(Cta& t);  // its last warp has ended
   void completed(Flight& f);
   void source_of(int pc, Finding& f) const;
   [[noreturn]] void deadlock();
@@ -288,11 +352,13 @@ struct Machine {
   void global_access(Warp& w, u64 address, u32 bytes, bool write, int flags);
   void shared_race(Cta& t, bool write, u64 at, u64 n, const Who& who, Warp* w, int pc);
   void global_race(bool write, u64 at, u64 n, const Who& who, Warp* w, int pc);
-  void tensor_race(Cta& t, bool write, u32 lane, u32 lanes, u32 column, u32 columns, const Who& who, Warp* w, int pc);
+  void tensor_race(Cta& t, bool write, u32 lane, u32 lanes, u32 column, u32 columns, const Who& who,
+                   Warp* w, int pc);
   void global_initialise(u64 at, u64 n);
   void global_read_check(u64 at, u64 n, Warp* w, int pc);
   void shared_read_check(Cta& t, u64 at, u64 n, Warp* w, int pc);
-  void conflict(const char* space, u64 at, bool write, const Conflict& c, Warp* w, int pc, const Cluster& k);
+  void conflict(const char* space, u64 at, bool write, const Conflict& c, Warp* w, int pc,
+                const Cluster& k);
   Who who(Warp& w, Actor a) const;
   std::string describe(const Cluster& k, Access a);
 

@@ -9,10 +9,12 @@ namespace emu {
 Cta& Machine::cta_of(Warp& w, u32 address) {
   u32 rank = address >> RANK_SHIFT;
   if (rank >= w.cluster->ctas.size())
-    fatal("bounds", format("shared address 0x%x names CTA %u of a cluster of %zu", address, rank, w.cluster->ctas.size()));
+    fatal("bounds", format("shared address 0x%x names CTA %u of a cluster of %zu", address, rank,
+                           w.cluster->ctas.size()));
   Cta& t = *w.cluster->ctas[rank];
   if (!t.alive && &t != w.cta && bounds)
-    fatal("bounds", format("access to shared memory of CTA (%u,%u,%u), which has ended", t.id[0], t.id[1], t.id[2]));
+    fatal("bounds", format("access to shared memory of CTA (%u,%u,%u), which has ended", t.id[0],
+                           t.id[1], t.id[2]));
   return t;
 }
 
@@ -20,7 +22,8 @@ u8* Machine::shared(Warp& w, u32 address, u32 bytes, const char* what) {
   Cta& t = cta_of(w, address);
   u32 at = address & OFFSET_MASK;
   if ((u64)at + bytes > t.shared.size() || at < 1024)
-    fatal("bounds", format("%s of %u bytes at shared offset %u: the CTA has [1024, %zu)", what, bytes, at, t.shared.size()));
+    fatal("bounds", format("%s of %u bytes at shared offset %u: the CTA has [1024, %zu)", what,
+                           bytes, at, t.shared.size()));
   return t.shared.data() + at;
 }
 
@@ -32,13 +35,15 @@ u8* Machine::global(u64 address, u64 bytes, bool write, const char* what) {
     if (!a || address < a->address || address + bytes > a->address + a->bytes) {
       std::string near = "no allocation is near";
       if (a && address >= a->address)
-        near = format("it runs over the end of '%s' [0x%llx, +%llu)", a->name.c_str(), (unsigned long long)a->address, (unsigned long long)a->bytes);
+        near = format("it runs over the end of '%s' [0x%llx, +%llu)", a->name.c_str(),
+                      (unsigned long long)a->address, (unsigned long long)a->bytes);
       else if (f != memory.begin()) {
         auto& b = std::prev(f)->second;
-        near = format("%llu bytes behind the end of '%s'", (unsigned long long)(address - b.address - b.bytes), b.name.c_str());
+        near = format("%llu bytes behind the end of '%s'",
+                      (unsigned long long)(address - b.address - b.bytes), b.name.c_str());
       }
-      fatal("bounds", format("%s of %llu bytes at global address 0x%llx: %s", what, (unsigned long long)bytes,
-                             (unsigned long long)address, near.c_str()));
+      fatal("bounds", format("%s of %llu bytes at global address 0x%llx: %s", what,
+                             (unsigned long long)bytes, (unsigned long long)address, near.c_str()));
     }
     last_allocation = a;
   }
@@ -52,11 +57,14 @@ u8* Machine::generic(Warp& w, u64 address, u32 bytes, bool write, u32 lane) {
   if (window == SHARED_WINDOW) return shared(w, (u32)address, bytes, write ? "write" : "read");
   u64 at = address & ~WINDOW_MASK;
   if (window == LOCAL_WINDOW) {
-    if (at + bytes > w.program->local_bytes) fatal("bounds", format("local access at %llu", (unsigned long long)at));
+    if (at + bytes > w.program->local_bytes)
+      fatal("bounds", format("local access at %llu", (unsigned long long)at));
     return w.local.data() + lane * w.program->local_bytes + at;
   }
-  if (window == PARAM_WINDOW && !write && at + bytes <= info.params.size()) return info.params.data() + at;
-  fatal("bounds", format("access of %u bytes at generic address 0x%llx", bytes, (unsigned long long)address));
+  if (window == PARAM_WINDOW && !write && at + bytes <= info.params.size())
+    return info.params.data() + at;
+  fatal("bounds",
+        format("access of %u bytes at generic address 0x%llx", bytes, (unsigned long long)address));
 }
 
 Who Machine::who(Warp& w, Actor a) const {
@@ -92,24 +100,38 @@ Who async_who(const Warp& w, const FlightShot& s, u32 local_comp, u32 clock) {
 
 std::string Machine::describe(const Cluster& k, Access a) {
   u32 comp = component(a), local = comp - k.base;
-  if (local >= k.components) return format("another cluster (the %u. to start)", comp / k.components + 1);
+  if (local >= k.components)
+    return format("another cluster (the %u. to start)", comp / k.components + 1);
   u32 workers = (u32)k.warps.size() * ACTORS;
   if (local >= workers) {
     u32 b = local - workers;
-    return format("a bulk copy that completes on mbarrier %u of CTA rank %u", b % BARRIERS_PER_CTA, b / BARRIERS_PER_CTA);
+    return format("a bulk copy that completes on mbarrier %u of CTA rank %u", b % BARRIERS_PER_CTA,
+                  b / BARRIERS_PER_CTA);
   }
-  static const char* what[] = {"", "", "bulk store issued by ", "bulk store issued by ", "cp.async of ", "cp.async of ",
-                               "tcgen05.st of ", "tcgen05.ld of ", "tcgen05.mma/cp issued by ", "wgmma of "};
+  static const char* what[] = {"",
+                               "",
+                               "bulk store issued by ",
+                               "bulk store issued by ",
+                               "cp.async of ",
+                               "cp.async of ",
+                               "tcgen05.st of ",
+                               "tcgen05.ld of ",
+                               "tcgen05.mma/cp issued by ",
+                               "wgmma of "};
   return what[local % ACTORS] + k.warps[local / ACTORS]->name();
 }
 
-void Machine::conflict(const char* space, u64 at, bool write, const Conflict& c, Warp* w, int pc, const Cluster& k) {
+void Machine::conflict(const char* space, u64 at, bool write, const Conflict& c, Warp* w, int pc,
+                       const Cluster& k) {
   std::string other = describe(k, c.other);
-  std::string text = c.proxy
-      ? format("%s at %s %llu is not visible to the async proxy: the write by %s needs a fence.proxy.async behind it",
-               write ? "asynchronous write" : "asynchronous read", space, (unsigned long long)at, other.c_str())
-      : format("%s at %s %llu is not ordered with an earlier %s by %s", write ? "write" : "read", space,
-               (unsigned long long)at, c.other_is_write ? "write" : "read", other.c_str());
+  std::string text = c.proxy ? format(
+                                   "%s at %s %llu is not visible to the async proxy: the write by "
+                                   "%s needs a fence.proxy.async behind it",
+                                   write ? "asynchronous write" : "asynchronous read", space,
+                                   (unsigned long long)at, other.c_str())
+                             : format("%s at %s %llu is not ordered with an earlier %s by %s",
+                                      write ? "write" : "read", space, (unsigned long long)at,
+                                      c.other_is_write ? "write" : "read", other.c_str());
   report("race", text, w, pc);
 }
 
@@ -133,7 +155,8 @@ void Machine::global_race(bool write, u64 at, u64 n, const Who& x, Warp* w, int 
   conflict(space.c_str(), offset, write, c, w, pc, *w->cluster);
 }
 
-void Machine::tensor_race(Cta& t, bool write, u32 lane, u32 lanes, u32 column, u32 columns, const Who& x, Warp* w, int pc) {
+void Machine::tensor_race(Cta& t, bool write, u32 lane, u32 lanes, u32 column, u32 columns,
+                          const Who& x, Warp* w, int pc) {
   Conflict c;
   for (u32 n = column; n < column + columns; n++) {
     u32 first = n * 8 + lane / 16;
@@ -150,9 +173,16 @@ void Machine::global_initialise(u64 at, u64 n) {
   auto f = memory.upper_bound(at);
   if (f == memory.end() || f->second.initialised || at < f->second.address) return;
   Allocation& a = f->second;
-  for (u64 b = at - a.address; n; ) {
-    if (b % 64 == 0 && n >= 64) { a.written[b / 64] = ~0ull; b += 64; n -= 64; }
-    else { a.written[b / 64] |= 1ull << (b % 64); b++; n--; }
+  for (u64 b = at - a.address; n;) {
+    if (b % 64 == 0 && n >= 64) {
+      a.written[b / 64] = ~0ull;
+      b += 64;
+      n -= 64;
+    } else {
+      a.written[b / 64] |= 1ull << (b % 64);
+      b++;
+      n--;
+    }
   }
 }
 
@@ -161,9 +191,15 @@ void Machine::global_read_check(u64 at, u64 n, Warp* w, int pc) {
   if (f == memory.end() || f->second.initialised || at < f->second.address) return;
   Allocation& a = f->second;
   for (u64 b = at - a.address, e = b + n; b < e; b++) {
-    if (b % 64 == 0 && a.written[b / 64] == ~0ull) { b += 63; continue; }
+    if (b % 64 == 0 && a.written[b / 64] == ~0ull) {
+      b += 63;
+      continue;
+    }
     if (a.written[b / 64] >> (b % 64) & 1) continue;
-    report("uninitialised", format("read of '%s' at byte %llu, which nothing wrote", a.name.c_str(), (unsigned long long)b), w, pc);
+    report("uninitialised",
+           format("read of '%s' at byte %llu, which nothing wrote", a.name.c_str(),
+                  (unsigned long long)b),
+           w, pc);
     return;
   }
 }
@@ -171,7 +207,10 @@ void Machine::global_read_check(u64 at, u64 n, Warp* w, int pc) {
 void Machine::shared_read_check(Cta& t, u64 at, u64 n, Warp* w, int pc) {
   i64 b = t.shared_shadow.first_unwritten(at, n);
   if (b >= 0)
-    report("uninitialised", format("read of shared offset %lld of CTA rank %u, which nothing wrote", (long long)b, t.rank), w, pc);
+    report("uninitialised",
+           format("read of shared offset %lld of CTA rank %u, which nothing wrote", (long long)b,
+                  t.rank),
+           w, pc);
 }
 
 void Machine::shared_access(Warp& w, u32 address, u32 bytes, bool write, int flags) {

@@ -43,7 +43,9 @@ inline u16 bfloat_near(float x) {
 
 // Rounds |x| (a double, exact) to F fraction bits with minimum exponent emin; returns the value in
 // units of 2^(e - F) together with e. Works for every small format.
-struct Small { int fraction_bits, bias, max_exponent; };  // max_exponent: biased, of finite values
+struct Small {
+  int fraction_bits, bias, max_exponent;
+};  // max_exponent: biased, of finite values
 
 inline u32 round_small(double x, const Small& f, Round mode, bool& overflow) {
   overflow = false;
@@ -67,7 +69,10 @@ inline u32 round_small(double x, const Small& f, Round mode, bool& overflow) {
   if (n >> (f.fraction_bits + 1)) n >>= 1, e++;
   u32 biased = (u32)(e + f.bias);
   if (!(n >> f.fraction_bits)) biased = 0;  // subnormal
-  if ((int)biased > f.max_exponent) { overflow = true; return 0; }
+  if ((int)biased > f.max_exponent) {
+    overflow = true;
+    return 0;
+  }
   return biased << f.fraction_bits | (u32)(n & ((1ull << f.fraction_bits) - 1));
 }
 
@@ -78,7 +83,8 @@ inline u16 round_half(double x, Round mode) {
   bool over;
   u32 r = round_small(x, {10, 15, 30}, mode, over);
   if (over) {
-    bool to_inf = mode == Round::Near || mode == Round::Away || (mode == Round::Down && sign) || (mode == Round::Up && !sign);
+    bool to_inf = mode == Round::Near || mode == Round::Away || (mode == Round::Down && sign) ||
+                  (mode == Round::Up && !sign);
     return sign | (to_inf ? 0x7c00 : 0x7bff);
   }
   return sign | (u16)r;
@@ -87,7 +93,7 @@ inline u16 round_half(double x, Round mode) {
 inline u16 half_near(float x) {  // the common case, without branches on the value's size
   u32 b = bits<u32>(x), sign = b >> 16 & 0x8000, a = b & 0x7fffffff;
   u32 normal = (a + 0xfff + (a >> 13 & 1) - 0x38000000u) >> 13;
-  float shifted = bits<float>(a) + 0.5f;               // subnormal halves: units of 2^-24 by alignment
+  float shifted = bits<float>(a) + 0.5f;  // subnormal halves: units of 2^-24 by alignment
   u32 small = bits<u32>(shifted) - 0x3f000000u;
   u32 r = a > 0x7f800000 ? 0x7fff : a >= 0x477ff000 ? 0x7c00 : a < 0x38800000 ? small : normal;
   return (u16)(a > 0x7f800000 ? 0x7fff : (r | sign));
@@ -95,7 +101,9 @@ inline u16 half_near(float x) {  // the common case, without branches on the val
 
 inline float e4m3_to_float(u8 x) {
   u32 e = x >> 3 & 15, f = x & 7;
-  float v = (x & 0x7f) == 0x7f ? NAN : e ? std::ldexp((float)(8 + f), (int)e - 10) : std::ldexp((float)f, -9);
+  float v = (x & 0x7f) == 0x7f ? NAN
+            : e                ? std::ldexp((float)(8 + f), (int)e - 10)
+                               : std::ldexp((float)f, -9);
   return x & 0x80 ? -v : v;
 }
 inline float e5m2_to_float(u8 x) { return half_to_float((u16)(x << 8)); }
@@ -132,7 +140,10 @@ inline u8 round_e2m1(float x) {
 inline float round_tf32(float x, Round mode) {
   u32 b = bits<u32>(x);
   if ((b & 0x7f800000) == 0x7f800000) return x;
-  u32 low = b & 0x1fff, up = mode == Round::Away ? low >= 0x1000 : mode == Round::Near ? (low > 0x1000 || (low == 0x1000 && (b >> 13 & 1))) : 0;
+  u32 low = b & 0x1fff, up = mode == Round::Away ? low >= 0x1000
+                             : mode == Round::Near
+                                 ? (low > 0x1000 || (low == 0x1000 && (b >> 13 & 1)))
+                                 : 0;
   return bits<float>((b & ~0x1fffu) + (up << 13));
 }
 

@@ -20,7 +20,8 @@ static u64 apply(int op, Type t, u64 old, u64 b, u64 c) {
     }
   };
   auto pair = [&](u16 x, u16 y, bool bf) -> u16 {
-    double p = bf ? bfloat_to_float(x) : half_to_float(x), q = bf ? bfloat_to_float(y) : half_to_float(y);
+    double p = bf ? bfloat_to_float(x) : half_to_float(x),
+           q = bf ? bfloat_to_float(y) : half_to_float(y);
     double r = op == A_ADD ? p + q : op == A_MIN ? std::min(p, q) : std::max(p, q);
     return bf ? bfloat_near((float)r) : round_half(r, Round::Near);
   };
@@ -35,16 +36,20 @@ static u64 apply(int op, Type t, u64 old, u64 b, u64 c) {
   }
   switch (t) {
     case S32: return (u32)by_type(i32{});
-    case U32: case B32: return by_type(u32{});
+    case U32:
+    case B32: return by_type(u32{});
     case S64: return by_type(i64{});
     case F32: {
       float x = bits<float>((u32)old), y = bits<float>((u32)b);
       return bits<u32>(op == A_ADD ? x + y : op == A_MIN ? std::fmin(x, y) : std::fmax(x, y));
     }
     case F64: return bits<u64>(bits<double>(old) + bits<double>(b));
-    case F16: case BF16: return pair((u16)old, (u16)b, t == BF16);
-    case F16X2: case BF16X2:
-      return pair((u16)old, (u16)b, t == BF16X2) | (u32)pair((u16)(old >> 16), (u16)(b >> 16), t == BF16X2) << 16;
+    case F16:
+    case BF16: return pair((u16)old, (u16)b, t == BF16);
+    case F16X2:
+    case BF16X2:
+      return pair((u16)old, (u16)b, t == BF16X2) |
+             (u32)pair((u16)(old >> 16), (u16)(b >> 16), t == BF16X2) << 16;
     default: return by_type(u64{});
   }
 }
@@ -60,15 +65,17 @@ void reduce_element(int op, Type t, u8* p, const u8* q) {
 }
 
 int reduction_of(Decoder& d) {
-  static const char* names[] = {"add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"};
-  for (int k = 0; k < 10; k++) if (d.has(names[k])) return k;
+  static const char* names[] = {"add", "min",  "max", "and", "or",
+                                "xor", "exch", "cas", "inc", "dec"};
+  for (int k = 0; k < 10; k++)
+    if (d.has(names[k])) return k;
   d.unknown("operation");
 }
 
 namespace {
 
-// n: space | release << 4 | acquire << 5; x->n[0] op, [1] type, [2] elements; x->regs destinations (may
-// be empty), x->regs2 sources
+// n: space | release << 4 | acquire << 5; x->n[0] op, [1] type, [2] elements; x->regs destinations
+// (may be empty), x->regs2 sources
 void atomic(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   u64 a[LANES];
@@ -77,12 +84,18 @@ void atomic(Warp& w, const Ins& i, Mask m) {
   u32 eb = (u32)type_bits(t) / 8, count = (u32)i.x->n[2];
   bool has_result = !i.x->regs.empty();
   k.progress++;
-  FOR_LANES(l, m) {
-    if (a[l] % (eb * count)) k.fatal("bounds", format("atomic at 0x%llx is not aligned to %u bytes", (unsigned long long)a[l], eb * count));
+  FOR_LANES (l, m) {
+    if (a[l] % (eb * count))
+      k.fatal("bounds", format("atomic at 0x%llx is not aligned to %u bytes",
+                               (unsigned long long)a[l], eb * count));
     u8* p = k.generic(w, a[l], eb * count, true, l);
     bool shared = (a[l] & WINDOW_MASK) == SHARED_WINDOW;
-    if (shared) k.shared_access(w, (u32)a[l], eb * count, false, ATOMIC), k.shared_access(w, (u32)a[l], eb * count, true, ATOMIC);
-    else k.global_access(w, a[l], eb * count, false, ATOMIC), k.global_access(w, a[l], eb * count, true, ATOMIC);
+    if (shared)
+      k.shared_access(w, (u32)a[l], eb * count, false, ATOMIC),
+          k.shared_access(w, (u32)a[l], eb * count, true, ATOMIC);
+    else
+      k.global_access(w, a[l], eb * count, false, ATOMIC),
+          k.global_access(w, a[l], eb * count, true, ATOMIC);
     k.stats.traffic[shared ? SHARED_ATOMIC : GLOBAL_ATOMIC] += eb * count;
     observe(w, a[l], i.n & 32);
     publish(w, a[l], i.n & 16);
@@ -90,7 +103,10 @@ void atomic(Warp& w, const Ins& i, Mask m) {
       u32 s = i.x->regs2[e];
       u64 old = 0, b = w.r(s)[l], c = 0;
       if (eb == 8) b |= (u64)w.r(s + 1)[l] << 32;
-      if (i.a[3] != NONE) { c = w.r(i.a[3])[l]; if (eb == 8) c |= (u64)w.r(i.a[3] + 1)[l] << 32; }
+      if (i.a[3] != NONE) {
+        c = w.r(i.a[3])[l];
+        if (eb == 8) c |= (u64)w.r(i.a[3] + 1)[l] << 32;
+      }
       std::memcpy(&old, p + e * eb, eb);
       if (eb == 2) b &= 0xffff;
       u64 v = apply(i.x->n[0], t, old, b, c);
@@ -159,7 +175,7 @@ void st_async(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   u32 eb = (u32)i.x->n[0], count = (u32)i.x->n[1];
   FlightShot shot = shoot(w);
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     auto f = std::make_shared<RemoteStore>();
     f->k = &k, f->warp = &w, f->pc = (int)w.at, f->shot = shot;
     f->to = w.r(i.a[1])[l] + (u32)i.x->n[2], f->bar = w.r(i.a[2])[l] + (u32)i.x->n[3];
@@ -171,7 +187,8 @@ void st_async(Warp& w, const Ins& i, Mask m) {
       std::memcpy(f->data + e * eb, &v, eb);
     }
     k.shared(w, f->to, f->bytes, "st.async");
-    if (f->to % f->bytes) k.fatal("bounds", format("st.async to shared offset %u is not aligned", f->to & OFFSET_MASK));
+    if (f->to % f->bytes)
+      k.fatal("bounds", format("st.async to shared offset %u is not aligned", f->to & OFFSET_MASK));
     k.stats.traffic[BULK_SHARED] += f->bytes;
     k.add_flight(*w.cluster, f);
   }

@@ -9,9 +9,13 @@ namespace {
 enum { INIT, INVAL, ARRIVE, DROP, EXPECT_TX, COMPLETE_TX, TEST, TRY };
 
 // a[0]: destination (state or predicate), a[1]: address, a[2]: count / tx / parity / state
-// n: operation; x->n[0]: .expect_tx, [1]: .noComplete, [2]: .parity, [3]: relaxed, [4]: 32-bit address,
-// x->n[5]: has a count
-struct Target { Cta* cta; Mbarrier* bar; u32 offset; };
+// n: operation; x->n[0]: .expect_tx, [1]: .noComplete, [2]: .parity, [3]: relaxed, [4]: 32-bit
+// address, x->n[5]: has a count
+struct Target {
+  Cta* cta;
+  Mbarrier* bar;
+  u32 offset;
+};
 
 u32 shared_address(Warp& w, const Ins& i, u32 lane) { return (u32)w.addr(i, i.a[1], lane); }
 
@@ -26,14 +30,18 @@ Target target(Warp& w, const Ins& i, u32 lane, bool must = true) {
 
 void init(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     auto [t, b, off] = target(w, i, l, false);
     u32 count = w.r(i.a[2])[l];
-    bool pristine = b && b->count == count && b->pending == count && !b->phase && !b->tx;  // harmless to repeat
+    bool pristine =
+        b && b->count == count && b->pending == count && !b->phase && !b->tx;  // harmless to repeat
     if (b && b->valid && !pristine && k.barrier_rules)
-      k.fatal("barrier", format("mbarrier.init at shared offset %u, which already holds an mbarrier (phase %u, %u of %u arrivals pending); "
-                                "mbarrier.inval must come first", off, b->phase, b->pending, b->count));
-    if (!count || count > (1u << 20) - 1) k.fatal("barrier", format("mbarrier.init with count %u", count));
+      k.fatal("barrier", format("mbarrier.init at shared offset %u, which already holds an "
+                                "mbarrier (phase %u, %u of %u arrivals pending); "
+                                "mbarrier.inval must come first",
+                                off, b->phase, b->pending, b->count));
+    if (!count || count > (1u << 20) - 1)
+      k.fatal("barrier", format("mbarrier.init with count %u", count));
     if (!b) {
       t->mbarriers.emplace_back();
       b = &t->mbarriers.back();
@@ -41,8 +49,10 @@ void init(Warp& w, const Ins& i, Mask m) {
       b->index = (u32)t->mbarriers.size() - 1;
     }
     Cluster& c = *w.cluster;
-    b->address = off, b->rank = t->rank, b->count = b->pending = count, b->tx = 0, b->phase = 0, b->valid = true;
-    b->comp = (u32)c.warps.size() * ACTORS + t->rank * BARRIERS_PER_CTA + std::min(b->index, BARRIERS_PER_CTA - 1);
+    b->address = off, b->rank = t->rank, b->count = b->pending = count, b->tx = 0, b->phase = 0,
+    b->valid = true;
+    b->comp = (u32)c.warps.size() * ACTORS + t->rank * BARRIERS_PER_CTA +
+              std::min(b->index, BARRIERS_PER_CTA - 1);
     b->init_line = w.program->entry->code[w.at].line;
     if (k.race) {
       b->init_comp = w.comp(GENERIC), b->init_clock = w.clock[b->init_comp];
@@ -55,7 +65,7 @@ void init(Warp& w, const Ins& i, Mask m) {
 }
 
 void inval(Warp& w, const Ins& i, Mask m) {
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     auto t = target(w, i, l);
     t.bar->valid = false;
   }
@@ -79,26 +89,29 @@ void arrive(Warp& w, const Ins& i, Mask m) {
     u32 count = 0, phase = b.phase;
     i64 tx = 0;
     Mask same = 0;
-    FOR_LANES(l, todo) {
+    FOR_LANES (l, todo) {
       if (shared_address(w, i, l) != a) continue;
       same |= 1u << l;
       if (x[0]) tx += w.r(i.a[2])[l], count++;
       else count += x[5] ? w.r(i.a[2])[l] : 1;
     }
     todo &= ~same;
-    FOR_LANES(l, same) put_state(w, i, l, phase);
-    if (x[3]) { if (k.race && !w.fenced.empty()) join(b.gathered, w.fenced); }
-    else w.release(b.gathered);
+    FOR_LANES (l, same) put_state(w, i, l, phase);
+    if (x[3]) {
+      if (k.race && !w.fenced.empty()) join(b.gathered, w.fenced);
+    } else w.release(b.gathered);
     b.tx += tx;
     if (k.barrier_rules && b.tx > (1 << 20) - 1)
-      k.fatal("barrier", format("mbarrier at shared offset %u: expect_tx raises the transaction count to %lld", b.address, (long long)b.tx));
+      k.fatal("barrier",
+              format("mbarrier at shared offset %u: expect_tx raises the transaction count to %lld",
+                     b.address, (long long)b.tx));
     if (i.n == DROP) b.count -= count;
     k.arrive(b, *t.cta, count, "mbarrier.arrive");
   }
 }
 
 void transactions(Warp& w, const Ins& i, Mask m) {
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     auto t = target(w, i, l);
     i64 bytes = w.r(i.a[2])[l];
     w.machine->complete_tx(*t.bar, *t.cta, i.n == EXPECT_TX ? -bytes : bytes);
@@ -110,7 +123,7 @@ void wait(Warp& w, const Ins& i, Mask m) {
   std::vector<Warp::Owed> fresh;
   Mask passed = 0;
   Mbarrier *failed = nullptr, *seen = nullptr;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     auto t = target(w, i, l);
     Mbarrier& b = *t.bar;
     u32 v = w.r(i.a[2])[l];
@@ -138,14 +151,15 @@ void wait(Warp& w, const Ins& i, Mask m) {
 }
 
 void pending_count(Warp& w, const Ins& i, Mask m) {
-  FOR_LANES(l, m) w.w(i.a[0])[l] = 0;  // of an opaque state; ours does not hold it
+  FOR_LANES (l, m) w.w(i.a[0])[l] = 0;  // of an opaque state; ours does not hold it
   w.machine->fatal("instruction", "not understood: mbarrier.pending_count");
 }
 
 void decode_mbarrier(Decoder& d) {
   auto& st = d.st;
   auto& x = d.extra();
-  x.n[0] = d.has("expect_tx"), x.n[1] = d.has("noComplete"), x.n[2] = d.has("parity"), x.n[3] = d.has("relaxed");
+  x.n[0] = d.has("expect_tx"), x.n[1] = d.has("noComplete"), x.n[2] = d.has("parity"),
+  x.n[3] = d.has("relaxed");
   const std::string& op = st.mods.at(0);
   auto at = [&](size_t n) {
     d.ins.a[1] = d.address(n);
@@ -202,16 +216,25 @@ void named(Warp& w, const Ins& i, Mask m) {
     w.acquire(b.released);
     if (i.n >= 2) {
       u32 v = b.result[w.barrier_generation & 1];
-      if (i.n == 2) { FOR_LANES(l, m) w.w(i.a[0])[l] = v; }
-      else { Mask& p = w.preds[i.a[0]]; p = v ? p | m : p & ~m; }
+      if (i.n == 2) {
+        FOR_LANES (l, m) w.w(i.a[0])[l] = v;
+      } else {
+        Mask& p = w.preds[i.a[0]];
+        p = v ? p | m : p & ~m;
+      }
     }
     return;
   }
-  if (i.n != 1 && (w.live & ~w.active)) { w.block(Wait::Lanes); return; }
+  if (i.n != 1 && (w.live & ~w.active)) {
+    w.block(Wait::Lanes);
+    return;
+  }
   if (threads % LANES && k.barrier_rules)
-    k.fatal("barrier", format("barrier %u with %u threads, not a multiple of the warp size", id, threads));
+    k.fatal("barrier",
+            format("barrier %u with %u threads, not a multiple of the warp size", id, threads));
   if (b.arrived && b.expected != threads && k.barrier_rules)
-    k.fatal("barrier", format("barrier %u is used with %u threads while %u warps wait for %u", id, threads, b.arrived / LANES, b.expected));
+    k.fatal("barrier", format("barrier %u is used with %u threads while %u warps wait for %u", id,
+                              threads, b.arrived / LANES, b.expected));
   b.expected = threads;
   if (b.arrived == 0) b.ones = 0, b.voters = 0;
   b.arrived += LANES;
@@ -244,7 +267,10 @@ void decode_bar(Decoder& d) {
     d.ins.n = d.has("relaxed");
     if (what == "arrive")
       d.ins.fn = [](Warp& w, const Ins& i, Mask) {
-        if (w.live & ~w.active) { w.block(Wait::Lanes); return; }
+        if (w.live & ~w.active) {
+          w.block(Wait::Lanes);
+          return;
+        }
         Cluster& c = *w.cluster;
         Machine& k = *w.machine;
         if (w.cluster_target && k.barrier_rules)
@@ -260,10 +286,14 @@ void decode_bar(Decoder& d) {
     else if (what == "wait")
       d.ins.fn = [](Warp& w, const Ins&, Mask) {
         if (!w.cluster_target) {
-          if (w.machine->barrier_rules) w.machine->fatal("barrier", "barrier.cluster.wait without an arrive before it");
+          if (w.machine->barrier_rules)
+            w.machine->fatal("barrier", "barrier.cluster.wait without an arrive before it");
           return;
         }
-        if (w.cluster->cluster_generation < w.cluster_target) { w.block(Wait::ClusterBarrier); return; }
+        if (w.cluster->cluster_generation < w.cluster_target) {
+          w.block(Wait::ClusterBarrier);
+          return;
+        }
         w.cluster_target = 0;
         w.acquire(w.cluster->cluster_released);
       };
@@ -290,7 +320,10 @@ void decode_bar(Decoder& d) {
   d.ins.a[1] = d.src(k++, U32);
   size_t rest = d.count() - k - (d.ins.n >= 2 ? 1 : 0);
   if (rest) d.ins.a[2] = d.src(k++, U32);
-  if (d.ins.n >= 2) { d.ins.a[3] = d.pred(k); x.n[0] = d.op(k).negate; }
+  if (d.ins.n >= 2) {
+    d.ins.a[3] = d.pred(k);
+    x.n[0] = d.op(k).negate;
+  }
   d.ins.fn = named;
 }
 
@@ -310,7 +343,9 @@ void fence_async(Warp& w, const Ins&, Mask) {
 }
 
 void decode_fence(Decoder& d) {
-  if (d.has("proxy")) d.ins.fn = d.has("async") || d.has("async::generic") || d.st.mods.size() < 2 ? fence_async : fence_nothing;
+  if (d.has("proxy"))
+    d.ins.fn = d.has("async") || d.has("async::generic") || d.st.mods.size() < 2 ? fence_async
+                                                                                 : fence_nothing;
   else {
     bool async = false;
     for (auto& m : d.st.mods) async |= m.rfind("async", 0) == 0;

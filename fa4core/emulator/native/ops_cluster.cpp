@@ -1,6 +1,6 @@
 // Cluster addresses (mapa, getctarank) and cluster launch control. PTX ISA: "mapa", "getctarank",
-// "clusterlaunchcontrol.try_cancel", "clusterlaunchcontrol.query_cancel". The 16-byte response is opaque
-// in PTX; here: word 0 is 1 if a cluster was cancelled, words 1 to 3 are its first CTA.
+// "clusterlaunchcontrol.try_cancel", "clusterlaunchcontrol.query_cancel". The 16-byte response is
+// opaque in PTX; here: word 0 is 1 if a cluster was cancelled, words 1 to 3 are its first CTA.
 #include "lanes.h"
 #include "strong.h"
 
@@ -8,7 +8,7 @@ namespace emu {
 namespace {
 
 void mapa(Warp& w, const Ins& i, Mask m) {  // n: generic (64-bit) addresses
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     // A rank beyond the cluster is no error until its address is used: lanes without a CTA do this.
     u32 rank = std::min(w.r(i.a[2])[l], 255u);
     u32 v = (w.r(i.a[1])[l] & OFFSET_MASK) | rank << RANK_SHIFT;
@@ -18,7 +18,7 @@ void mapa(Warp& w, const Ins& i, Mask m) {  // n: generic (64-bit) addresses
 }
 
 void getctarank(Warp& w, const Ins& i, Mask m) {
-  FOR_LANES(l, m) w.w(i.a[0])[l] = w.r(i.a[1])[l] >> RANK_SHIFT;
+  FOR_LANES (l, m) w.w(i.a[0])[l] = w.r(i.a[1])[l] >> RANK_SHIFT;
 }
 
 struct Cancel : Flight {
@@ -53,8 +53,10 @@ struct Cancel : Flight {
       k->complete_tx(*b, t, 16);
     });
   }
-  template <class F> void each(F f) {
-    if (multicast) for (auto& t : warp->cluster->ctas) f(*t);
+  template <class F>
+  void each(F f) {
+    if (multicast)
+      for (auto& t : warp->cluster->ctas) f(*t);
     else f(k->cta_of(*warp, to));
   }
   std::string describe() const override { return "clusterlaunchcontrol.try_cancel"; }
@@ -62,7 +64,7 @@ struct Cancel : Flight {
 
 void try_cancel(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     auto f = std::make_shared<Cancel>();
     f->k = &k, f->warp = &w, f->pc = (int)w.at;
     f->to = (u32)w.r(i.a[0])[l] + (u32)i.x->n[0], f->bar = (u32)w.r(i.a[1])[l] + (u32)i.x->n[1];
@@ -74,7 +76,7 @@ void try_cancel(Warp& w, const Ins& i, Mask m) {
 }
 
 void query(Warp& w, const Ins& i, Mask m) {  // n: 0 is_canceled, 1 all of the CTA id, 2.. one axis
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     if (i.n == 0) {
       Mask& p = w.preds[i.a[0]];
       p = (p & ~(1u << l)) | (w.r(i.a[1])[l] & 1) << l;
@@ -99,7 +101,10 @@ void decode_clc(Decoder& d) {
   if (d.has("is_canceled")) d.ins.n = 0, d.ins.a[0] = d.pred(0);
   else if (d.has("get_first_ctaid")) d.ins.n = 1, x.regs = d.list(0, B32, true);
   else {
-    d.ins.n = d.has("get_first_ctaid::x") ? 2 : d.has("get_first_ctaid::y") ? 3 : d.has("get_first_ctaid::z") ? 4 : 0;
+    d.ins.n = d.has("get_first_ctaid::x")   ? 2
+              : d.has("get_first_ctaid::y") ? 3
+              : d.has("get_first_ctaid::z") ? 4
+                                            : 0;
     if (!d.ins.n) d.unknown();
     d.ins.a[0] = d.dst(0, B32);
   }

@@ -1,4 +1,5 @@
-// cvt, mov (with packing and unpacking), cvta. PTX ISA: "Data Movement and Conversion Instructions".
+// cvt, mov (with packing and unpacking), cvta. PTX ISA: "Data Movement and Conversion
+// Instructions".
 #include "lanes.h"
 #include "numbers.h"
 
@@ -6,12 +7,18 @@ namespace emu {
 namespace {
 
 constexpr auto Same = [](auto a) { return a; };
-template <class To> constexpr auto Cast = [](auto a) { return (To)a; };
+template <class To>
+constexpr auto Cast = [](auto a) { return (To)a; };
 constexpr auto BfToF = [](u16 a) { return bfloat_to_float(a); };
 constexpr auto HToF = [](u16 a) { return half_to_float(a); };
 
 // ---- the general conversion, one lane at a time ----
-struct Conversion { Type to, from; Round round; bool integral, sat, relu, ftz, satfinite; int to_width; };
+struct Conversion {
+  Type to, from;
+  Round round;
+  bool integral, sat, relu, ftz, satfinite;
+  int to_width;
+};
 
 inline double round_integral(double x, Round r) {
   switch (r) {
@@ -47,7 +54,8 @@ inline i64 source_int(u64 v, Type t) {
 inline float double_to_float(double x, Round r) {
   float f = (float)x;
   if (r == Round::Near || std::isnan(x) || (double)f == x) return f;
-  float lo = (double)f > x ? std::nextafter(f, -INFINITY) : f, hi = (double)f < x ? std::nextafter(f, INFINITY) : f;
+  float lo = (double)f > x ? std::nextafter(f, -INFINITY) : f,
+        hi = (double)f < x ? std::nextafter(f, INFINITY) : f;
   if (r == Round::Down) return lo;
   if (r == Round::Up) return hi;
   return x > 0 ? lo : hi;
@@ -55,12 +63,15 @@ inline float double_to_float(double x, Round r) {
 
 u64 to_int(double x, Type t, Round r) {  // saturates, NaN -> 0 (PTX ISA, cvt)
   x = round_integral(x, r);
-  if (x != x) return t == U64 || t == S64 ? 0x8000000000000000ull : t == U32 || t == S32 ? (t == S32 ? 0 : 0) : 0;
+  if (x != x)
+    return t == U64 || t == S64   ? 0x8000000000000000ull
+           : t == U32 || t == S32 ? (t == S32 ? 0 : 0)
+                                  : 0;
   int b = type_bits(t);
   if (is_signed(t)) {
     double lim = std::ldexp(1.0, b - 1);
     if (x >= lim) return (u64)((1ull << (b - 1)) - 1);
-    if (x < -lim) return (u64)(-(i64)(1ull << (b - 1) ) );
+    if (x < -lim) return (u64)(-(i64)(1ull << (b - 1)));
     return (u64)(i64)x;
   }
   if (x <= 0) return 0;
@@ -108,8 +119,9 @@ u64 convert(u64 v, const Conversion& c) {
       if (c.round == Round::Near) return bits<u32>((float)y);
       float f = (float)y;
       if ((long double)f != y) {
-        if (c.round == Round::Down || (c.round == Round::Zero && y > 0)) { if ((long double)f > y) f = std::nextafter(f, -INFINITY); }
-        else if ((long double)f < y) f = std::nextafter(f, INFINITY);
+        if (c.round == Round::Down || (c.round == Round::Zero && y > 0)) {
+          if ((long double)f > y) f = std::nextafter(f, -INFINITY);
+        } else if ((long double)f < y) f = std::nextafter(f, INFINITY);
       }
       return bits<u32>(f);
     }
@@ -127,10 +139,11 @@ u64 convert(u64 v, const Conversion& c) {
 }
 
 void general(Warp& w, const Ins& i, Mask m) {
-  const Conversion c = {(Type)i.x->n[0], (Type)i.x->n[1], (Round)i.x->n[2], i.x->n[3] != 0, i.x->n[4] != 0,
-                        i.x->n[5] != 0, i.x->n[6] != 0, i.x->n[7] != 0, i.x->n[8]};
+  const Conversion c = {(Type)i.x->n[0], (Type)i.x->n[1], (Round)i.x->n[2],
+                        i.x->n[3] != 0,  i.x->n[4] != 0,  i.x->n[5] != 0,
+                        i.x->n[6] != 0,  i.x->n[7] != 0,  i.x->n[8]};
   bool wide_in = type_bits(c.from) == 64;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u64 v = w.r(i.a[1])[l];
     if (wide_in) v |= (u64)w.r(i.a[1] + 1)[l] << 32;
     u64 r = convert(v, c);
@@ -140,24 +153,31 @@ void general(Warp& w, const Ins& i, Mask m) {
   }
 }
 
-// ---- packed: two sources into one register (the first goes to the upper half), or fp8/fp4 pairs ----
-template <bool BF> void pack_near(Warp& w, const Ins& i, Mask m) {
+// ---- packed: two sources into one register (the first goes to the upper half), or fp8/fp4 pairs
+// ----
+template <bool BF>
+void pack_near(Warp& w, const Ins& i, Mask m) {
   const float *a = (const float*)w.r(i.a[1]), *b = (const float*)w.r(i.a[2]);
   alignas(64) u32 r[LANES];
   for (int l = 0; l < LANES; l++) {
-    u32 hi = BF ? bfloat_near(a[l]) : half_near(a[l]), lo = BF ? bfloat_near(b[l]) : half_near(b[l]);
+    u32 hi = BF ? bfloat_near(a[l]) : half_near(a[l]),
+        lo = BF ? bfloat_near(b[l]) : half_near(b[l]);
     r[l] = hi << 16 | lo;
   }
   write(w, i.a[0], r, m);
 }
 
 u32 pair_from_floats(float hi, float lo, const Conversion& c) {
-  if (c.relu) { hi = hi > 0 ? hi : hi == hi ? 0 : hi; lo = lo > 0 ? lo : lo == lo ? 0 : lo; }
+  if (c.relu) {
+    hi = hi > 0 ? hi : hi == hi ? 0 : hi;
+    lo = lo > 0 ? lo : lo == lo ? 0 : lo;
+  }
   switch (c.to) {
     case E4M3X2: return (u32)round_e4m3(hi) << 8 | round_e4m3(lo);
     case E5M2X2: return (u32)round_e5m2(hi) << 8 | round_e5m2(lo);
     case E2M1X2: return (u32)round_e2m1(hi) << 4 | round_e2m1(lo);
-    case BF16X2: case F16X2: {
+    case BF16X2:
+    case F16X2: {
       Conversion one = c;
       one.to = c.to == BF16X2 ? BF16 : F16;
       one.sat = one.relu = false;
@@ -175,21 +195,29 @@ u32 pair_from_floats(float hi, float lo, const Conversion& c) {
 }
 
 void packed(Warp& w, const Ins& i, Mask m) {
-  Conversion c = {(Type)i.x->n[0], (Type)i.x->n[1], (Round)i.x->n[2], false, false, i.x->n[5] != 0, false, i.x->n[7] != 0, 0};
+  Conversion c = {(Type)i.x->n[0], (Type)i.x->n[1], (Round)i.x->n[2], false, false,
+                  i.x->n[5] != 0,  false,           i.x->n[7] != 0,   0};
   auto half_pair = [&](float hi, float lo) {  // exact: fp8 values are halves
-    u32 x = c.to == F16X2 ? half_near(hi) : bfloat_near(hi), y = c.to == F16X2 ? half_near(lo) : bfloat_near(lo);
+    u32 x = c.to == F16X2 ? half_near(hi) : bfloat_near(hi),
+        y = c.to == F16X2 ? half_near(lo) : bfloat_near(lo);
     return x << 16 | y;
   };
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u32 v = w.r(i.a[1])[l], r;
     switch (c.from) {
       case F32: r = pair_from_floats(bits<float>(v), bits<float>(w.r(i.a[2])[l]), c); break;
-      case F16X2: r = pair_from_floats(half_to_float((u16)(v >> 16)), half_to_float((u16)v), c); break;
-      case BF16X2: r = pair_from_floats(bfloat_to_float((u16)(v >> 16)), bfloat_to_float((u16)v), c); break;
+      case F16X2:
+        r = pair_from_floats(half_to_float((u16)(v >> 16)), half_to_float((u16)v), c);
+        break;
+      case BF16X2:
+        r = pair_from_floats(bfloat_to_float((u16)(v >> 16)), bfloat_to_float((u16)v), c);
+        break;
       case E4M3X2: r = half_pair(e4m3_to_float((u8)(v >> 8)), e4m3_to_float((u8)v)); break;
       case E5M2X2: r = half_pair(e5m2_to_float((u8)(v >> 8)), e5m2_to_float((u8)v)); break;
       case E2M1X2: r = half_pair(e2m1_to_float(v >> 4 & 15), e2m1_to_float(v & 15)); break;
-      default: r = half_pair(std::ldexp(1.0f, (int)(v >> 8 & 255) - 127), std::ldexp(1.0f, (int)(v & 255) - 127));
+      default:
+        r = half_pair(std::ldexp(1.0f, (int)(v >> 8 & 255) - 127),
+                      std::ldexp(1.0f, (int)(v & 255) - 127));
     }
     w.w(i.a[0])[l] = r;
   }
@@ -204,7 +232,8 @@ Handler fast(const Conversion& c) {
   int to = type_bits(c.to), from = type_bits(c.from);
   bool ints = !is_float(c.to) && !is_float(c.from) && c.to != TF32;
   if (ints && to >= 32 && from >= 16 && c.to_width == to) {
-    if (to == 32 && from == 16) return c.from == S16 ? unary<i16, Cast<i32>> : unary<u16, Cast<u32>>;
+    if (to == 32 && from == 16)
+      return c.from == S16 ? unary<i16, Cast<i32>> : unary<u16, Cast<u32>>;
     if (to == 32 && from == 32) return unary<u32, Same>;
     if (to == 32) return unary<u64, Cast<u32>>;
     if (from == 16) return c.from == S16 ? unary<i16, Cast<i64>> : unary<u16, Cast<u64>>;
@@ -212,7 +241,9 @@ Handler fast(const Conversion& c) {
     return unary<u64, Same>;
   }
   if (ints && to == 16 && c.to_width == 16 && from >= 16)
-    return from == 64 ? unary<u64, Cast<u16>> : from == 32 ? unary<u32, Cast<u16>> : unary<u16, Same>;
+    return from == 64   ? unary<u64, Cast<u16>>
+           : from == 32 ? unary<u32, Cast<u16>>
+                        : unary<u16, Same>;
   if (c.to == F32 && c.from == BF16) return unary<u16, BfToF>;
   if (c.to == F32 && c.from == F16) return unary<u16, HToF>;
   if (c.to == F32 && c.round == Round::Near) {
@@ -226,9 +257,15 @@ Handler fast(const Conversion& c) {
 void decode_cvt(Decoder& d) {
   auto t = d.types();
   if (t.size() != 2 || d.has("rs") || d.has("pack")) d.unknown();
-  Conversion c{t[0], t[1], Round::Near, false, d.has("sat"), d.has("relu"), d.has("ftz"), d.has("satfinite"), 0};
-  bool up = d.has("rp") || d.has("rpi"), down = d.has("rm") || d.has("rmi"), zero = d.has("rz") || d.has("rzi");
-  c.round = up ? Round::Up : down ? Round::Down : zero ? Round::Zero : d.has("rna") ? Round::Away : Round::Near;
+  Conversion c{t[0],          t[1],         Round::Near,        false, d.has("sat"),
+               d.has("relu"), d.has("ftz"), d.has("satfinite"), 0};
+  bool up = d.has("rp") || d.has("rpi"), down = d.has("rm") || d.has("rmi"),
+       zero = d.has("rz") || d.has("rzi");
+  c.round = up             ? Round::Up
+            : down         ? Round::Down
+            : zero         ? Round::Zero
+            : d.has("rna") ? Round::Away
+                           : Round::Near;
   c.integral = d.has("rni") || d.has("rzi") || d.has("rmi") || d.has("rpi");
   auto& x = d.extra();
   int n[] = {c.to, c.from, (int)c.round, c.integral, c.sat, c.relu, c.ftz, c.satfinite};
@@ -237,16 +274,20 @@ void decode_cvt(Decoder& d) {
     d.ins.a[0] = d.dst(0, c.to), d.ins.a[1] = d.src(1, c.from);
     if (c.from == F32) d.ins.a[2] = d.src(2, F32);
     bool plain = c.from == F32 && c.round == Round::Near && !c.relu && !c.satfinite;
-    d.ins.fn = plain && c.to == BF16X2 ? pack_near<true> : plain && c.to == F16X2 ? pack_near<false> : packed;
+    d.ins.fn = plain && c.to == BF16X2  ? pack_near<true>
+               : plain && c.to == F16X2 ? pack_near<false>
+                                        : packed;
     return;
   }
   d.ins.a[0] = d.dst(0, c.to), d.ins.a[1] = d.src(1, c.from);
   c.to_width = x.n[8] = d.op(0).width;
-  if (Handler h = fast(c)) d.ins.fn = h; else d.ins.fn = general;
+  if (Handler h = fast(c)) d.ins.fn = h;
+  else d.ins.fn = general;
 }
 
 // ---- mov ----
-template <int N> void copy(Warp& w, const Ins& i, Mask m) {
+template <int N>
+void copy(Warp& w, const Ins& i, Mask m) {
   for (u32 k = 0; k < N; k++) store(w.w(i.a[0] + k), w.r(i.a[1] + k), m);
 }
 
@@ -286,7 +327,7 @@ void pack_pieces(Warp& w, const Ins& i, Mask m) {
   int b = i.n;
   u32 field = b == 32 ? ~0u : (1u << b) - 1;
   size_t n = i.x->regs.size();
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u64 v = 0;
     for (size_t k = 0; k < n; k++) v |= (u64)(w.r(i.x->regs[k])[l] & field) << (b * (int)k);
     w.w(i.a[0])[l] = (u32)v;
@@ -297,7 +338,7 @@ void unpack_pieces(Warp& w, const Ins& i, Mask m) {
   int b = i.n;
   u32 field = b == 32 ? ~0u : (1u << b) - 1;
   size_t n = i.x->regs.size();
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u64 v = w.r(i.a[1])[l];
     if (b * (int)n > 32) v |= (u64)w.r(i.a[1] + 1)[l] << 32;
     for (size_t k = 0; k < n; k++)
@@ -362,7 +403,7 @@ void decode_mov(Decoder& d) {
 void add_window(Warp& w, const Ins& i, Mask m) {
   const u32 *lo = w.r(i.a[1]), *hi = i.bytes == 8 ? w.r(i.a[1] + 1) : nullptr;
   u64 window = i.n == 1 ? SHARED_WINDOW : LOCAL_WINDOW;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u64 v = lo[l] | (hi ? (u64)hi[l] << 32 : 0);
     if (i.n == 1 && !(v >> RANK_SHIFT)) v |= (u64)w.cta->rank << RANK_SHIFT;
     v |= window;
@@ -371,7 +412,7 @@ void add_window(Warp& w, const Ins& i, Mask m) {
   }
 }
 void strip_window(Warp& w, const Ins& i, Mask m) {
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u64 v = w.r(i.a[1])[l] | (u64)w.r(i.a[1] + 1)[l] << 32;
     v &= ~WINDOW_MASK;
     w.w(i.a[0])[l] = (u32)v;
@@ -386,7 +427,10 @@ void decode_cvta(Decoder& d) {
   d.ins.bytes = (u8)(type_bits(t) / 8);
   std::string space = d.st.mods[to ? 1 : 0];
   d.ins.n = space.rfind("shared", 0) == 0 ? 1 : space == "local" ? 2 : 0;
-  if (!d.ins.n) { d.ins.fn = d.ins.bytes == 8 ? copy<2> : copy<1>; return; }
+  if (!d.ins.n) {
+    d.ins.fn = d.ins.bytes == 8 ? copy<2> : copy<1>;
+    return;
+  }
   d.ins.fn = to ? strip_window : add_window;
 }
 
@@ -395,7 +439,9 @@ void isspacep(Warp& w, const Ins& i, Mask m) {
   for (int l = 0; l < LANES; l++) {
     u64 v = (u64)w.r(i.a[1] + 1)[l] << 32 | w.r(i.a[1])[l], window = v & WINDOW_MASK;
     bool own = (v >> RANK_SHIFT & 0xff) == w.cta->rank;
-    bool yes = i.n == 1 ? window == SHARED_WINDOW && (own || i.bytes) : i.n == 2 ? window == LOCAL_WINDOW : window == 0;
+    bool yes = i.n == 1   ? window == SHARED_WINDOW && (own || i.bytes)
+               : i.n == 2 ? window == LOCAL_WINDOW
+                          : window == 0;
     r |= (Mask)yes << l;
   }
   Mask& p = w.preds[i.a[0]];

@@ -1,7 +1,7 @@
-// float, double and packed f32x2 arithmetic. PTX ISA: "Floating Point Instructions", "Mixed Precision
-// Floating Point Instructions". NaN results are 0x7fffffff, as the hardware gives.
-// The .approx functions are computed in double and rounded once; the hardware's own results differ
-// from that by the few ulp the ISA states for each of them.
+// float, double and packed f32x2 arithmetic. PTX ISA: "Floating Point Instructions", "Mixed
+// Precision Floating Point Instructions". NaN results are 0x7fffffff, as the hardware gives. The
+// .approx functions are computed in double and rounded once; the hardware's own results differ from
+// that by the few ulp the ISA states for each of them.
 #include <cfenv>
 
 #include "lanes.h"
@@ -19,9 +19,12 @@ constexpr auto FMul = [](auto a, auto b) { return a * b; };
 constexpr auto FDiv = [](auto a, auto b) { return a / b; };
 constexpr auto FDivApprox = [](float a, float b) { return (float)((double)a / (double)b); };
 
-template <class T> using Int = std::conditional_t<sizeof(T) == 4, u32, u64>;
-template <bool MAX, bool NAN_, bool XOR> struct Extreme {
-  template <class T> T operator()(T a, T b) const {
+template <class T>
+using Int = std::conditional_t<sizeof(T) == 4, u32, u64>;
+template <bool MAX, bool NAN_, bool XOR>
+struct Extreme {
+  template <class T>
+  T operator()(T a, T b) const {
     using I = Int<T>;
     constexpr I SIGN = (I)1 << (8 * sizeof(T) - 1);
     I sign = 0;
@@ -49,10 +52,14 @@ inline void saturate(Warp& w, u32 plane, Mask m) {
   write(w, plane, r, m);
 }
 
-template <bool FTZ> inline float in(float x) { return FTZ ? flush(x) : x; }
+template <bool FTZ>
+inline float in(float x) {
+  return FTZ ? flush(x) : x;
+}
 
 // n: .sat. P: planes (2 for f32x2).
-template <int P, bool FTZ, auto F> void fbinary(Warp& w, const Ins& i, Mask m) {
+template <int P, bool FTZ, auto F>
+void fbinary(Warp& w, const Ins& i, Mask m) {
   for (u32 k = 0; k < P; k++) {
     const float *a = (const float*)w.r(i.a[1] + k), *b = (const float*)w.r(i.a[2] + k);
     alignas(64) float r[LANES];
@@ -62,9 +69,11 @@ template <int P, bool FTZ, auto F> void fbinary(Warp& w, const Ins& i, Mask m) {
   }
 }
 
-template <int P, bool FTZ> void ffma(Warp& w, const Ins& i, Mask m) {
+template <int P, bool FTZ>
+void ffma(Warp& w, const Ins& i, Mask m) {
   for (u32 k = 0; k < P; k++) {
-    const float *a = (const float*)w.r(i.a[1] + k), *b = (const float*)w.r(i.a[2] + k), *c = (const float*)w.r(i.a[3] + k);
+    const float *a = (const float*)w.r(i.a[1] + k), *b = (const float*)w.r(i.a[2] + k),
+                *c = (const float*)w.r(i.a[3] + k);
     alignas(64) float r[LANES];
     for (int l = 0; l < LANES; l++)
       r[l] = in<FTZ>(canonical(__builtin_fmaf(in<FTZ>(a[l]), in<FTZ>(b[l]), in<FTZ>(c[l]))));
@@ -76,21 +85,26 @@ template <int P, bool FTZ> void ffma(Warp& w, const Ins& i, Mask m) {
 // Mixed precision: a (and b) are f16 or bf16, the rest f32. bytes: 1 bf16, 2 f16
 inline const float* widen(const Warp& w, u32 plane, int kind, float* to) {
   const u32* a = w.r(plane);
-  for (int l = 0; l < LANES; l++) to[l] = kind == 1 ? bfloat_to_float((u16)a[l]) : half_to_float((u16)a[l]);
+  for (int l = 0; l < LANES; l++)
+    to[l] = kind == 1 ? bfloat_to_float((u16)a[l]) : half_to_float((u16)a[l]);
   return to;
 }
-template <int OP> void mixed(Warp& w, const Ins& i, Mask m) {  // 0 fma, 1 add, 2 sub
+template <int OP>
+void mixed(Warp& w, const Ins& i, Mask m) {  // 0 fma, 1 add, 2 sub
   alignas(64) float x[LANES], y[LANES], r[LANES];
   const float* a = widen(w, i.a[1], i.bytes, x);
   const float* b = OP ? (const float*)w.r(i.a[2]) : widen(w, i.a[2], i.bytes, y);
   const float* c = OP ? nullptr : (const float*)w.r(i.a[3]);
   for (int l = 0; l < LANES; l++)
-    r[l] = canonical(OP == 0 ? __builtin_fmaf(a[l], b[l], c[l]) : OP == 1 ? a[l] + b[l] : a[l] - b[l]);
+    r[l] = canonical(OP == 0   ? __builtin_fmaf(a[l], b[l], c[l])
+                     : OP == 1 ? a[l] + b[l]
+                               : a[l] - b[l]);
   write(w, i.a[0], r, m);
   if (i.n) saturate(w, i.a[0], m);
 }
 
-template <bool FTZ, auto F> void funary(Warp& w, const Ins& i, Mask m) {
+template <bool FTZ, auto F>
+void funary(Warp& w, const Ins& i, Mask m) {
   const float* a = (const float*)w.r(i.a[1]);
   alignas(64) float r[LANES];
   for (int l = 0; l < LANES; l++) r[l] = in<FTZ>(canonical(F(in<FTZ>(a[l]))));
@@ -98,7 +112,8 @@ template <bool FTZ, auto F> void funary(Warp& w, const Ins& i, Mask m) {
   if (i.n) saturate(w, i.a[0], m);
 }
 
-template <bool FTZ, auto F, int N> void fextreme(Warp& w, const Ins& i, Mask m) {
+template <bool FTZ, auto F, int N>
+void fextreme(Warp& w, const Ins& i, Mask m) {
   const float *a = (const float*)w.r(i.a[1]), *b = (const float*)w.r(i.a[2]);
   const float* c = N > 2 ? (const float*)w.r(i.a[3]) : nullptr;
   alignas(64) float r[LANES];
@@ -133,7 +148,8 @@ constexpr auto DNeg = [](double x) { return -x; };
 constexpr auto DAbs = [](double x) { return std::fabs(x); };
 constexpr auto DFma = [](double a, double b, double c) { return __builtin_fma(a, b, c); };
 
-template <u32 AND, u32 XOR, bool FTZ> void fsign(Warp& w, const Ins& i, Mask m) {
+template <u32 AND, u32 XOR, bool FTZ>
+void fsign(Warp& w, const Ins& i, Mask m) {
   const u32* a = w.r(i.a[1]);
   alignas(64) u32 r[LANES];
   for (int l = 0; l < LANES; l++) {
@@ -143,7 +159,8 @@ template <u32 AND, u32 XOR, bool FTZ> void fsign(Warp& w, const Ins& i, Mask m) 
   write(w, i.a[0], r, m);
 }
 
-template <class T> void copysign_(Warp& w, const Ins& i, Mask m) {
+template <class T>
+void copysign_(Warp& w, const Ins& i, Mask m) {
   auto a = read<T>(w, i.a[1]);
   auto b = read<T>(w, i.a[2]);
   constexpr T SIGN = (T)1 << (8 * sizeof(T) - 1);
@@ -152,12 +169,14 @@ template <class T> void copysign_(Warp& w, const Ins& i, Mask m) {
   write(w, i.a[0], r, m);
 }
 
-template <int MODE, Handler H> void rounded(Warp& w, const Ins& i, Mask m) {
+template <int MODE, Handler H>
+void rounded(Warp& w, const Ins& i, Mask m) {
   std::fesetround(MODE);
   H(w, i, m);
   std::fesetround(FE_TONEAREST);
 }
-template <Handler H> Handler in_mode(Decoder& d) {
+template <Handler H>
+Handler in_mode(Decoder& d) {
   if (d.has("rm")) return rounded<FE_DOWNWARD, H>;
   if (d.has("rp")) return rounded<FE_UPWARD, H>;
   if (d.has("rz")) return rounded<FE_TOWARDZERO, H>;
@@ -170,11 +189,13 @@ void operands(Decoder& d, Type t, int sources) {
   d.ins.n = d.has("sat");
 }
 
-template <auto F> void arithmetic(Decoder& d, Type t) {
+template <auto F>
+void arithmetic(Decoder& d, Type t) {
   operands(d, t, 2);
   bool z = d.has("ftz");
   if (t == F64) d.ins.n = 0, d.ins.fn = in_mode<binary<double, F>>(d);
-  else if (t == F32X2) d.ins.fn = z ? in_mode<fbinary<2, true, F>>(d) : in_mode<fbinary<2, false, F>>(d);
+  else if (t == F32X2)
+    d.ins.fn = z ? in_mode<fbinary<2, true, F>>(d) : in_mode<fbinary<2, false, F>>(d);
   else d.ins.fn = z ? in_mode<fbinary<1, true, F>>(d) : in_mode<fbinary<1, false, F>>(d);
 }
 
@@ -186,26 +207,42 @@ void fma_(Decoder& d, Type t) {
   else d.ins.fn = z ? in_mode<ffma<1, true>>(d) : in_mode<ffma<1, false>>(d);
 }
 
-template <auto F, auto D> void function(Decoder& d, Type t) {
+template <auto F, auto D>
+void function(Decoder& d, Type t) {
   operands(d, t, 1);
   if (t == F64) d.ins.n = 0, d.ins.fn = in_mode<unary<double, D>>(d);
   else d.ins.fn = d.has("ftz") ? in_mode<funary<true, F>>(d) : in_mode<funary<false, F>>(d);
 }
-template <auto F> void function32(Decoder& d) {
-  if (d.type() != F32) { if (decode_half(d)) return; d.unknown("type"); }
+template <auto F>
+void function32(Decoder& d) {
+  if (d.type() != F32) {
+    if (decode_half(d)) return;
+    d.unknown("type");
+  }
   function<F, DRcp>(d, F32);
 }
 
-template <bool MAX> void extreme(Decoder& d, Type t) {
+template <bool MAX>
+void extreme(Decoder& d, Type t) {
   int n = d.count() > 3 ? 3 : 2;
   operands(d, t, n);
   d.ins.n = 0;
   bool nan = d.has("NaN"), z = d.has("ftz"), x = d.has("xorsign");
-  if (t == F64) { d.ins.fn = binary<double, Extreme<MAX, false, false>{}>; return; }
+  if (t == F64) {
+    d.ins.fn = binary<double, Extreme<MAX, false, false>{}>;
+    return;
+  }
   if (t != F32) d.unknown("type");
-#define E(N, X) if (nan == N && x == X) d.ins.fn = z ? (n == 3 ? fextreme<true, Extreme<MAX, N, X>{}, 3> : fextreme<true, Extreme<MAX, N, X>{}, 2>) \
-                                                     : (n == 3 ? fextreme<false, Extreme<MAX, N, X>{}, 3> : fextreme<false, Extreme<MAX, N, X>{}, 2>)
-  E(false, false); E(true, false); E(false, true); E(true, true);
+#define E(N, X)                                                     \
+  if (nan == N && x == X)                                           \
+  d.ins.fn = z ? (n == 3 ? fextreme<true, Extreme<MAX, N, X>{}, 3>  \
+                         : fextreme<true, Extreme<MAX, N, X>{}, 2>) \
+               : (n == 3 ? fextreme<false, Extreme<MAX, N, X>{}, 3> \
+                         : fextreme<false, Extreme<MAX, N, X>{}, 2>)
+  E(false, false);
+  E(true, false);
+  E(false, true);
+  E(true, true);
 #undef E
 }
 
@@ -232,8 +269,12 @@ void testp(Warp& w, const Ins& i, Mask m) {
   Mask r = 0;
   for (int l = 0; l < LANES; l++) {
     float x = a[l];
-    bool v = i.n == 0 ? std::isfinite(x) : i.n == 1 ? std::isinf(x) : i.n == 2 ? !std::isnan(x) : i.n == 3 ? std::isnan(x) :
-             i.n == 4 ? std::isnormal(x) : std::fpclassify(x) == FP_SUBNORMAL;
+    bool v = i.n == 0   ? std::isfinite(x)
+             : i.n == 1 ? std::isinf(x)
+             : i.n == 2 ? !std::isnan(x)
+             : i.n == 3 ? std::isnan(x)
+             : i.n == 4 ? std::isnormal(x)
+                        : std::fpclassify(x) == FP_SUBNORMAL;
     r |= (Mask)v << l;
   }
   Mask& d = w.preds[i.a[0]];
@@ -241,10 +282,12 @@ void testp(Warp& w, const Ins& i, Mask m) {
 }
 
 void decode_testp(Decoder& d) {
-  static const char* names[] = {"finite", "infinite", "number", "notanumber", "normal", "subnormal"};
+  static const char* names[] = {"finite",     "infinite", "number",
+                                "notanumber", "normal",   "subnormal"};
   d.ins.a[0] = d.pred(0), d.ins.a[1] = d.src(1, F32);
   if (d.type() != F32) d.unknown("type");
-  for (int k = 0; k < 6; k++) if (d.has(names[k])) d.ins.n = k;
+  for (int k = 0; k < 6; k++)
+    if (d.has(names[k])) d.ins.n = k;
   d.ins.fn = testp;
 }
 
@@ -268,7 +311,8 @@ bool decode_float(Decoder& d) {
   else if (o == "mul") arithmetic<FMul>(d, t);
   else if (o == "mad" || o == "fma") fma_(d, t);
   else if (o == "div") {
-    if (d.has("approx") || d.has("full")) arithmetic<FDivApprox>(d, t); else arithmetic<FDiv>(d, t);
+    if (d.has("approx") || d.has("full")) arithmetic<FDivApprox>(d, t);
+    else arithmetic<FDiv>(d, t);
   } else if (o == "min") extreme<false>(d, t);
   else if (o == "max") extreme<true>(d, t);
   else if (o == "abs" || o == "neg") {
@@ -276,15 +320,18 @@ bool decode_float(Decoder& d) {
     d.ins.n = 0;
     bool z = d.has("ftz"), neg = o == "neg";
     if (t == F64) d.ins.fn = neg ? unary<double, DNeg> : unary<double, DAbs>;
-    else if (t == F32) d.ins.fn = neg ? (z ? fsign<~0u, 0x80000000u, true> : fsign<~0u, 0x80000000u, false>)
-                                      : (z ? fsign<0x7fffffffu, 0, true> : fsign<0x7fffffffu, 0, false>);
+    else if (t == F32)
+      d.ins.fn = neg ? (z ? fsign<~0u, 0x80000000u, true> : fsign<~0u, 0x80000000u, false>)
+                     : (z ? fsign<0x7fffffffu, 0, true> : fsign<0x7fffffffu, 0, false>);
     else d.unknown("type");
   } else return false;
   return true;
 }
 
 void register_float(Table& t) {
-  t["fma"] = [](Decoder& d) { if (!decode_float(d)) d.unknown("type"); };
+  t["fma"] = [](Decoder& d) {
+    if (!decode_float(d)) d.unknown("type");
+  };
   t["rcp"] = [](Decoder& d) { function<Rcp, DRcp>(d, d.type()); };
   t["sqrt"] = [](Decoder& d) { function<Sqrt, Sqrt>(d, d.type()); };
   t["rsqrt"] = [](Decoder& d) { function<Rsqrt, DRsqrt>(d, d.type()); };

@@ -53,12 +53,14 @@ inline u16 apply(const Ins& i, u16 a, u16 b, u16 c) {
   return narrow(r, bf);
 }
 
-template <int N> void half(Warp& w, const Ins& i, Mask m) {  // N halves per register
+template <int N>
+void half(Warp& w, const Ins& i, Mask m) {  // N halves per register
   const u32 *a = w.r(i.a[1]), *b = w.r(i.a[2]), *c = w.r(i.a[3]);
   alignas(64) u32 r[LANES];
   for (int l = 0; l < LANES; l++) {
     r[l] = apply(i, (u16)a[l], (u16)b[l], (u16)c[l]);
-    if (N == 2) r[l] |= (u32)apply(i, (u16)(a[l] >> 16), (u16)(b[l] >> 16), (u16)(c[l] >> 16)) << 16;
+    if (N == 2)
+      r[l] |= (u32)apply(i, (u16)(a[l] >> 16), (u16)(b[l] >> 16), (u16)(c[l] >> 16)) << 16;
   }
   write(w, i.a[0], r, m);
 }
@@ -67,8 +69,9 @@ template <int N> void half(Warp& w, const Ins& i, Mask m) {  // N halves per reg
 
 bool decode_half(Decoder& d) {
   static const std::unordered_map<std::string, std::pair<Op, int>> ops = {
-      {"add", {ADD, 2}}, {"sub", {SUB, 2}}, {"mul", {MUL, 2}}, {"fma", {FMA, 3}}, {"min", {MIN, 2}},
-      {"max", {MAX, 2}}, {"abs", {ABS, 1}}, {"neg", {NEG, 1}}, {"ex2", {EX2, 1}}, {"tanh", {TANH, 1}}};
+      {"add", {ADD, 2}}, {"sub", {SUB, 2}},  {"mul", {MUL, 2}}, {"fma", {FMA, 3}},
+      {"min", {MIN, 2}}, {"max", {MAX, 2}},  {"abs", {ABS, 1}}, {"neg", {NEG, 1}},
+      {"ex2", {EX2, 1}}, {"tanh", {TANH, 1}}};
   Type t = d.type();
   auto f = ops.find(d.st.opcode);
   if (f == ops.end() || (t != F16 && t != BF16 && t != F16X2 && t != BF16X2)) return false;
@@ -77,7 +80,8 @@ bool decode_half(Decoder& d) {
   for (int k = 1; k <= 3; k++) d.ins.a[k] = d.src((size_t)std::min(k, f->second.second), t);
   d.ins.n = f->second.first;
   bool bf = t == BF16 || t == BF16X2;
-  d.ins.bytes = (u8)(bf | d.has("relu") << 1 | d.has("sat") << 2 | d.has("NaN") << 3 | d.has("ftz") << 4);
+  d.ins.bytes =
+      (u8)(bf | d.has("relu") << 1 | d.has("sat") << 2 | d.has("NaN") << 3 | d.has("ftz") << 4);
   d.ins.fn = t == F16X2 || t == BF16X2 ? half<2> : half<1>;
   return true;
 }

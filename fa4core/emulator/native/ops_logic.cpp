@@ -18,10 +18,13 @@ constexpr auto Shr = []<class T>(T a, u32 b) {
   return b >= W ? (T)0 : (T)(a >> b);
 };
 
-void two_of(Decoder& d, Type t, Type u) { d.ins.a[0] = d.dst(0, t), d.ins.a[1] = d.src(1, t), d.ins.a[2] = d.src(2, u); }
+void two_of(Decoder& d, Type t, Type u) {
+  d.ins.a[0] = d.dst(0, t), d.ins.a[1] = d.src(1, t), d.ins.a[2] = d.src(2, u);
+}
 
 // Predicates: a[0] = op(a[1], a[2]); n holds which sources are negated.
-template <int OP> void pred_logic(Warp& w, const Ins& i, Mask m) {
+template <int OP>
+void pred_logic(Warp& w, const Ins& i, Mask m) {
   Mask a = w.preds[i.a[1]] ^ (i.n & 1 ? FULL : 0);
   Mask b = OP == 3 ? 0 : w.preds[i.a[2]] ^ (i.n & 2 ? FULL : 0);
   Mask r = OP == 0 ? a & b : OP == 1 ? a | b : OP == 2 ? a ^ b : OP == 3 ? ~a : a;
@@ -34,7 +37,8 @@ void pred_source(Decoder& d, size_t op, int at) {
   if (d.op(op).negate) d.ins.n |= 1 << (at - 1);
 }
 
-template <auto F, int OP> void decode_logic(Decoder& d) {
+template <auto F, int OP>
+void decode_logic(Decoder& d) {
   Type t = d.type();
   if (t == PRED) {
     d.ins.a[0] = d.pred(0);
@@ -71,7 +75,9 @@ void decode_shl(Decoder& d) {
   Type t = d.type();
   two_of(d, t, U32);
   int b = type_bits(t);
-  d.ins.fn = b == 16 ? binary<u16, Shl, u32> : b == 32 ? binary<u32, Shl, u32> : binary<u64, Shl, u32>;
+  d.ins.fn = b == 16   ? binary<u16, Shl, u32>
+             : b == 32 ? binary<u32, Shl, u32>
+                       : binary<u64, Shl, u32>;
 }
 
 void decode_shr(Decoder& d) {
@@ -83,12 +89,15 @@ void decode_shr(Decoder& d) {
     case S64: d.ins.fn = binary<i64, Shr, u32>; break;
     default: {
       int b = type_bits(t);
-      d.ins.fn = b == 16 ? binary<u16, Shr, u32> : b == 32 ? binary<u32, Shr, u32> : binary<u64, Shr, u32>;
+      d.ins.fn = b == 16   ? binary<u16, Shr, u32>
+                 : b == 32 ? binary<u32, Shr, u32>
+                           : binary<u64, Shr, u32>;
     }
   }
 }
 
-template <bool RIGHT, bool WRAP> void shf(Warp& w, const Ins& i, Mask m) {
+template <bool RIGHT, bool WRAP>
+void shf(Warp& w, const Ins& i, Mask m) {
   const u32 *a = w.r(i.a[1]), *b = w.r(i.a[2]), *c = w.r(i.a[3]);
   alignas(64) u32 r[LANES];
   for (int l = 0; l < LANES; l++) {
@@ -143,9 +152,10 @@ void prmt(Warp& w, const Ins& i, Mask m) {
 }
 
 void prmt_mode(Warp& w, const Ins& i, Mask m) {
-  static const u16 table[6][4] = {{0x3210, 0x4321, 0x5432, 0x6543}, {0x5670, 0x6701, 0x7012, 0x0123},
-                                  {0x0000, 0x1111, 0x2222, 0x3333}, {0x3210, 0x3211, 0x3222, 0x3333},
-                                  {0x0000, 0x1110, 0x2210, 0x3210}, {0x1010, 0x3232, 0x1010, 0x3232}};
+  static const u16 table[6][4] = {
+      {0x3210, 0x4321, 0x5432, 0x6543}, {0x5670, 0x6701, 0x7012, 0x0123},
+      {0x0000, 0x1111, 0x2222, 0x3333}, {0x3210, 0x3211, 0x3222, 0x3333},
+      {0x0000, 0x1110, 0x2210, 0x3210}, {0x1010, 0x3232, 0x1010, 0x3232}};
   const u32 *a = w.r(i.a[1]), *b = w.r(i.a[2]), *c = w.r(i.a[3]);
   alignas(64) u32 r[LANES];
   for (int l = 0; l < LANES; l++) {
@@ -169,7 +179,8 @@ void decode_prmt(Decoder& d) {
 // ---- comparisons ----
 enum Cmp { EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, NUM, NAN_ };
 
-template <class T, Cmp C> inline bool compare(T a, T b) {
+template <class T, Cmp C>
+inline bool compare(T a, T b) {
   if constexpr (C == EQ) return a == b;
   else if constexpr (C == NE) return std::is_floating_point_v<T> ? (a < b || a > b) : a != b;
   else if constexpr (C == LT) return a < b;
@@ -186,14 +197,16 @@ template <class T, Cmp C> inline bool compare(T a, T b) {
   else return !(a == a && b == b);
 }
 
-template <class T, Cmp C> Mask compare_lanes(const Warp& w, u32 pa, u32 pb) {
+template <class T, Cmp C>
+Mask compare_lanes(const Warp& w, u32 pa, u32 pb) {
   auto a = read<T>(w, pa);
   auto b = read<T>(w, pb);
   alignas(64) u32 r[LANES];
   for (int l = 0; l < LANES; l++) r[l] = compare<T, C>(a[l], b[l]);
   return gather_bits(r);
 }
-template <auto TO, Cmp C> Mask compare_half(const Warp& w, u32 pa, u32 pb) {
+template <auto TO, Cmp C>
+Mask compare_half(const Warp& w, u32 pa, u32 pb) {
   const u32 *a = w.r(pa), *b = w.r(pb);
   Mask m = 0;
   for (int l = 0; l < LANES; l++) m |= (Mask)compare<float, C>(TO((u16)a[l]), TO((u16)b[l])) << l;
@@ -203,7 +216,8 @@ template <auto TO, Cmp C> Mask compare_half(const Warp& w, u32 pa, u32 pb) {
 using Comparer = Mask (*)(const Warp&, u32, u32);
 
 // n: bit 0 third operand negated, bits 1.. boolean operation (0 none, 1 and, 2 or, 3 xor)
-template <Comparer F> void setp(Warp& w, const Ins& i, Mask m) {
+template <Comparer F>
+void setp(Warp& w, const Ins& i, Mask m) {
   Mask r = F(w, i.a[2], i.a[3]), q = ~r;
   if (i.n >> 1) {
     Mask c = w.preds[i.a[4]] ^ (i.n & 1 ? FULL : 0);
@@ -213,13 +227,16 @@ template <Comparer F> void setp(Warp& w, const Ins& i, Mask m) {
       default: r ^= c, q ^= c;
     }
   }
-  auto put = [&](u32 d, Mask v) { if (d != NONE) w.preds[d] = (w.preds[d] & ~m) | (v & m); };
+  auto put = [&](u32 d, Mask v) {
+    if (d != NONE) w.preds[d] = (w.preds[d] & ~m) | (v & m);
+  };
   put(i.a[0], r);
   put(i.a[1], q);
 }
 
 // set: a register of ones / zeros; bytes: 1 if the result is 1.0f
-template <Comparer F> void set_(Warp& w, const Ins& i, Mask m) {
+template <Comparer F>
+void set_(Warp& w, const Ins& i, Mask m) {
   Mask r = F(w, i.a[2], i.a[3]);
   if (i.n >> 1) {
     Mask c = w.preds[i.a[4]] ^ (i.n & 1 ? FULL : 0);
@@ -231,16 +248,26 @@ template <Comparer F> void set_(Warp& w, const Ins& i, Mask m) {
   write(w, i.a[0], v, m);
 }
 
-template <class T, Cmp C> Handler pick(bool set) { return set ? set_<compare_lanes<T, C>> : setp<compare_lanes<T, C>>; }
-template <auto TO, Cmp C> Handler pick_half(bool set) { return set ? set_<compare_half<TO, C>> : setp<compare_half<TO, C>>; }
+template <class T, Cmp C>
+Handler pick(bool set) {
+  return set ? set_<compare_lanes<T, C>> : setp<compare_lanes<T, C>>;
+}
+template <auto TO, Cmp C>
+Handler pick_half(bool set) {
+  return set ? set_<compare_half<TO, C>> : setp<compare_half<TO, C>>;
+}
 
-template <Cmp C> Handler pick_type(Type t, bool set, Decoder& d) {
+template <Cmp C>
+Handler pick_type(Type t, bool set, Decoder& d) {
   switch (t) {
-    case B16: case U16: return pick<u16, C>(set);
+    case B16:
+    case U16: return pick<u16, C>(set);
     case S16: return pick<i16, C>(set);
-    case B32: case U32: return pick<u32, C>(set);
+    case B32:
+    case U32: return pick<u32, C>(set);
     case S32: return pick<i32, C>(set);
-    case B64: case U64: return pick<u64, C>(set);
+    case B64:
+    case U64: return pick<u64, C>(set);
     case S64: return pick<i64, C>(set);
     case F32: return pick<float, C>(set);
     case F64: return pick<double, C>(set);
@@ -287,7 +314,8 @@ void decode_compare(Decoder& d, bool set) {
   d.ins.fn = pick_compare(d.st.mods.at(0), t, set, d);
 }
 
-template <int PLANES> void selp(Warp& w, const Ins& i, Mask m) {
+template <int PLANES>
+void selp(Warp& w, const Ins& i, Mask m) {
   Mask p = w.preds[i.a[3]] ^ (i.n ? FULL : 0);
   for (int k = 0; k < PLANES; k++) {
     const u32 *a = w.r(i.a[1] + (u32)k), *b = w.r(i.a[2] + (u32)k);

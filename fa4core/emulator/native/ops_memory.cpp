@@ -5,11 +5,15 @@
 namespace emu {
 
 // Calls touch(first address, bytes) for every stretch of lanes that lie one behind the other.
-template <class F> static void stretches(const u64* a, u32 bytes, Mask m, F touch) {
+template <class F>
+static void stretches(const u64* a, u32 bytes, Mask m, F touch) {
   u64 start = 0, end = 0;
   bool open = false;
-  FOR_LANES(l, m) {
-    if (open && a[l] == end) { end += bytes; continue; }
+  FOR_LANES (l, m) {
+    if (open && a[l] == end) {
+      end += bytes;
+      continue;
+    }
     if (open) touch(start, (u32)(end - start));
     start = a[l];
     end = start + bytes;
@@ -28,10 +32,11 @@ void track(Warp& w, const u64* a, u32 bytes, Mask m, bool write, int flags) {
   });
 }
 
-// The addresses of the active lanes as generic ones. space: 0 generic/global, 1 shared, 2 local, 3 param
+// The addresses of the active lanes as generic ones. space: 0 generic/global, 1 shared, 2 local, 3
+// param
 void lane_addresses(Warp& w, const Ins& i, u32 plane, int space, Mask m, u64* a) {
   static const u64 windows[] = {0, SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW};
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u64 v = w.addr(i, plane, l);
     if (space) v = (v & ~WINDOW_MASK & (space == 1 ? 0xffffffffull : ~0ull)) | windows[space];
     a[l] = v;
@@ -40,7 +45,8 @@ void lane_addresses(Warp& w, const Ins& i, u32 plane, int space, Mask m, u64* a)
 
 static void check_aligned(Warp& w, u64 a, u32 bytes) {
   if (a & (bytes - 1) && w.machine->bounds)
-    w.machine->fatal("bounds", format("address 0x%llx is not aligned to the %u bytes of the access", (unsigned long long)a, bytes));
+    w.machine->fatal("bounds", format("address 0x%llx is not aligned to the %u bytes of the access",
+                                      (unsigned long long)a, bytes));
 }
 
 namespace {
@@ -56,24 +62,31 @@ void load(Warp& w, const Ins& i, Mask m) {
   u32 eb = (u32)i.x->n[0], count = (u32)i.x->n[1], bytes = eb * count;
   bool wide = i.x->n[2] == 64, strong = i.n & 32;
   const u8* from[LANES];  // bounds are checked before anything else
-  FOR_LANES(l, m) check_aligned(w, a[l], bytes), from[l] = k.generic(w, a[l], bytes, false, l);
+  FOR_LANES (l, m) check_aligned(w, a[l], bytes), from[l] = k.generic(w, a[l], bytes, false, l);
   track(w, a, bytes, m, false, strong ? ATOMIC : 0);
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     const u8* p = from[l];
     for (u32 e = 0; e < count; e++) {
       u64 v = 0;
       std::memcpy(&v, p + e * eb, eb > 8 ? 8 : eb);
-      if (i.n & 16) v = eb == 1 ? (u64)(i64)(i8)v : eb == 2 ? (u64)(i64)(i16)v : eb == 4 ? (u64)(i64)(i32)v : v;
+      if (i.n & 16)
+        v = eb == 1 ? (u64)(i64)(i8)v : eb == 2 ? (u64)(i64)(i16)v : eb == 4 ? (u64)(i64)(i32)v : v;
       u32 d = i.x->regs[e];
       if (d == NONE) continue;
       w.w(d)[l] = i.x->n[2] == 16 ? (u16)v : (u32)v;
       if (wide) w.w(d + 1)[l] = (u32)(v >> 32);
-      if (eb == 16) { w.w(d + 1)[l] = (u32)(v >> 32); std::memcpy(&w.w(d + 2)[l], p + 8, 4); std::memcpy(&w.w(d + 3)[l], p + 12, 4); }
+      if (eb == 16) {
+        w.w(d + 1)[l] = (u32)(v >> 32);
+        std::memcpy(&w.w(d + 2)[l], p + 8, 4);
+        std::memcpy(&w.w(d + 3)[l], p + 12, 4);
+      }
     }
     if (strong) observe(w, a[l], i.n & 64);
   }
   u64 total = (u64)bytes * popcount(m);
-  w.machine->stats.traffic[(i.n & 15) == 1 ? SHARED_READ : (i.n & 15) >= 2 ? OTHER_READ : GLOBAL_READ] += total;
+  w.machine->stats.traffic[(i.n & 15) == 1   ? SHARED_READ
+                           : (i.n & 15) >= 2 ? OTHER_READ
+                                             : GLOBAL_READ] += total;
 }
 
 inline void value_of(const Warp& w, u32 plane, u32 lane, u32 bytes, u8* v) {
@@ -97,17 +110,18 @@ void store_mem(Warp& w, const Ins& i, Mask m) {
   bool strong = i.n & 32;
   k.progress++;
   u8* p[LANES];
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     check_aligned(w, a[l], bytes);
     p[l] = k.generic(w, a[l], bytes, true, l);
     if (strong) publish(w, a[l], i.n & 64);
   }
   Mask silent = 0;  // lanes that write what is there already
   if (k.race && !strong)
-    FOR_LANES(l, m) if (!(a[l] & WINDOW_MASK)) silent |= (Mask)same_bytes(w, i, l, p[l], eb, count) << l;
+    FOR_LANES (l, m)
+      if (!(a[l] & WINDOW_MASK)) silent |= (Mask)same_bytes(w, i, l, p[l], eb, count) << l;
   if (m & ~silent) track(w, a, bytes, m & ~silent, true, strong ? ATOMIC : 0);
   if (silent) track(w, a, bytes, silent, true, SILENT);
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     for (u32 e = 0; e < count; e++) {
       u8 v[16];
       value_of(w, i.x->regs[e], l, eb, v);
@@ -115,7 +129,9 @@ void store_mem(Warp& w, const Ins& i, Mask m) {
     }
   }
   if (strong && (i.n & 64)) released(w);
-  k.stats.traffic[(i.n & 15) == 1 ? SHARED_WRITE : (i.n & 15) >= 2 ? OTHER_WRITE : GLOBAL_WRITE] += (u64)bytes * popcount(m);
+  k.stats.traffic[(i.n & 15) == 1   ? SHARED_WRITE
+                  : (i.n & 15) >= 2 ? OTHER_WRITE
+                                    : GLOBAL_WRITE] += (u64)bytes * popcount(m);
 }
 
 int space_of(Decoder& d) {
@@ -138,7 +154,8 @@ void decode_access(Decoder& d, bool is_store) {
   const Operand& first = o.kind == Operand::Vector ? o.parts.at(0) : o;
   x.n[2] = first.kind == Operand::Reg ? first.width : std::max(32, bytes * 8);
   if (!is_store)
-    for (auto& q : o.parts) if (q.kind == Operand::Reg) x.n[2] = q.width;
+    for (auto& q : o.parts)
+      if (q.kind == Operand::Reg) x.n[2] = q.width;
   Type rt = bytes == 16 ? B128 : bytes == 8 ? B64 : is_store ? t : x.n[2] == 64 ? B64 : B32;
   x.regs = d.list(data, rt, !is_store);
   if ((int)x.regs.size() != count) d.unknown("vector size");
@@ -157,7 +174,10 @@ void decode_access(Decoder& d, bool is_store) {
 // waited for. n: bytes; a[3]: number of source bytes or NONE; a[4]: ignore predicate or NONE
 struct Copy : Flight {
   Machine* k;
-  struct Piece { u64 from; u32 to, bytes, source; };
+  struct Piece {
+    u64 from;
+    u32 to, bytes, source;
+  };
   std::vector<Piece> pieces;
   FlightShot shot;
   u32 number;
@@ -188,7 +208,7 @@ void cp_async(Warp& w, const Ins& i, Mask m) {
   f->pc = (int)w.at;
   f->shot = shoot(w);
   f->number = w.copy_number + 1;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     u32 to = w.r(i.a[0])[l] + (u32)i.x->n[0];
     u64 from = ((u64)w.r(i.a[1] + 1)[l] << 32 | w.r(i.a[1])[l]) + (u64)(i64)i.x->n[1];
     u32 bytes = (u32)i.n, source = i.a[3] == NONE ? bytes : std::min(w.r(i.a[3])[l], bytes);
@@ -203,13 +223,13 @@ void cp_async(Warp& w, const Ins& i, Mask m) {
     f->pieces.push_back({from, to, bytes, source});
     k.stats.traffic[COPY_ASYNC] += bytes;
   }
-  FOR_LANES(l, m) w.copies[l].open.push_back(f);
+  FOR_LANES (l, m) w.copies[l].open.push_back(f);
   k.add_flight(*w.cluster, f);
 }
 
 void cp_async_commit(Warp& w, const Ins&, Mask m) {
   w.copy_number++;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     Groups& g = w.copies[l];
     g.closed.push_back({w.copy_number, std::move(g.open)});
     g.open.clear();
@@ -218,7 +238,7 @@ void cp_async_commit(Warp& w, const Ins&, Mask m) {
 
 void cp_async_wait(Warp& w, const Ins& i, Mask m) {  // n: groups that may stay open; -1: wait_all
   u32 known = 0;
-  FOR_LANES(l, m) {
+  FOR_LANES (l, m) {
     Groups& g = w.copies[l];
     while ((int)g.closed.size() > std::max(i.n, 0)) {
       for (auto& f : g.closed.front().ops) w.machine->force(*f, 2);
@@ -243,15 +263,27 @@ void no_operation(Warp&, const Ins&, Mask) {}
 }  // namespace
 
 void decode_cp_async(Decoder& d) {  // the non-bulk forms
-  if (d.has("commit_group")) { d.ins.fn = cp_async_commit; return; }
-  if (d.has("wait_all")) { d.ins.n = -1; d.ins.fn = cp_async_wait; return; }
-  if (d.has("wait_group")) { d.ins.n = (i32)d.op(0).value; d.ins.fn = cp_async_wait; return; }
+  if (d.has("commit_group")) {
+    d.ins.fn = cp_async_commit;
+    return;
+  }
+  if (d.has("wait_all")) {
+    d.ins.n = -1;
+    d.ins.fn = cp_async_wait;
+    return;
+  }
+  if (d.has("wait_group")) {
+    d.ins.n = (i32)d.op(0).value;
+    d.ins.fn = cp_async_wait;
+    return;
+  }
   auto& x = d.extra();
   d.ins.a[0] = d.address(0), x.n[0] = d.ins.offset;
   d.ins.a[1] = d.address(1), x.n[1] = d.ins.offset;
   d.ins.n = (i32)d.op(2).value;
   if (d.count() > 3 && !(d.has("L2::cache_hint") && d.count() == 4)) {
-    if (d.op(3).kind == Operand::Pred) d.ins.a[4] = d.pred(3); else d.ins.a[3] = d.src(3, U32);
+    if (d.op(3).kind == Operand::Pred) d.ins.a[4] = d.pred(3);
+    else d.ins.a[3] = d.src(3, U32);
   }
   d.ins.fn = cp_async;
 }
@@ -259,7 +291,10 @@ void decode_cp_async(Decoder& d) {  // the non-bulk forms
 void register_memory(Table& t) {
   t["ld"] = [](Decoder& d) { decode_access(d, false); };
   t["ldu"] = t["ld"];
-  t["st"] = [](Decoder& d) { if (d.has("async")) decode_st_async(d); else decode_access(d, true); };
+  t["st"] = [](Decoder& d) {
+    if (d.has("async")) decode_st_async(d);
+    else decode_access(d, true);
+  };
   for (auto* n : {"prefetch", "prefetchu", "createpolicy", "applypriority", "discard"})
     t[n] = [](Decoder& d) {
       d.ins.fn = no_operation;

@@ -1,6 +1,7 @@
 // Tensor cores fed by registers and by wgmma: ldmatrix, stmatrix, movmatrix, mma.sync, wgmma.
 // PTX ISA: "Warp Level Matrix Instructions", "Asynchronous Warpgroup Level Matrix Instructions".
-// Sums are formed in ascending k with one rounding a step; the hardware's internal order and width differ.
+// Sums are formed in ascending k with one rounding a step; the hardware's internal order and width
+// differ.
 #include <algorithm>
 
 #include "gemm.h"
@@ -19,7 +20,8 @@ inline void cell(u32 t, u32 h, bool trans, u32& row, u32& column) {
 }
 
 // n: matrices | transposed << 4; x->regs
-template <bool STORE> void matrix(Warp& w, const Ins& i, Mask m) {
+template <bool STORE>
+void matrix(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   u32 count = i.n & 15;
   bool trans = i.n >> 4;
@@ -31,8 +33,10 @@ template <bool STORE> void matrix(Warp& w, const Ins& i, Mask m) {
   k.stats.traffic[STORE ? SHARED_WRITE : SHARED_READ] += 128ull * count;
   if (STORE) k.progress++;
   u8* p[LANES];
-  FOR_LANES(l, rows) {
-    if (a[l] % 16) k.fatal("bounds", format("matrix row at shared offset %u is not aligned to 16 bytes", (u32)a[l] & OFFSET_MASK));
+  FOR_LANES (l, rows) {
+    if (a[l] % 16)
+      k.fatal("bounds", format("matrix row at shared offset %u is not aligned to 16 bytes",
+                               (u32)a[l] & OFFSET_MASK));
     p[l] = k.shared(w, (u32)a[l], 16, STORE ? "stmatrix" : "ldmatrix");
   }
   for (u32 q = 0; q < count; q++) {
@@ -43,7 +47,8 @@ template <bool STORE> void matrix(Warp& w, const Ins& i, Mask m) {
         u32 row, column;
         cell(t, h, trans, row, column);
         u16* at = (u16*)(p[8 * q + row]) + column;
-        if (STORE) *at = (u16)(reg[t] >> (16 * h)); else v |= (u32)*at << (16 * h);
+        if (STORE) *at = (u16)(reg[t] >> (16 * h));
+        else v |= (u32)*at << (16 * h);
       }
       if (!STORE) reg[t] = v;
     }
@@ -96,14 +101,17 @@ void unpack(Number n, u32 v, float* to) {
   widen(n, raw, to, 4 / number_bytes(n));
 }
 
-// 16 x K fragment: register r of lane t holds row t/4 + 8 (r & 1), k from per * (t % 4) + (r / 2) * 4 per.
-void gather_a(const Warp& w, const u32* regs, size_t count, Number n, float* a /* [k * 16 + row] */) {
+// 16 x K fragment: register r of lane t holds row t/4 + 8 (r & 1), k from per * (t % 4) + (r / 2) *
+// 4 per.
+void gather_a(const Warp& w, const u32* regs, size_t count, Number n,
+              float* a /* [k * 16 + row] */) {
   u32 per = 4 / (u32)number_bytes(n);
   for (size_t r = 0; r < count; r++)
     for (u32 t = 0; t < LANES; t++) {
       float e[4];
       unpack(n, w.r(regs[r])[t], e);
-      for (u32 q = 0; q < per; q++) a[(per * (t % 4) + q + (u32)(r / 2) * 4 * per) * 16 + t / 4 + 8 * (r & 1)] = e[q];
+      for (u32 q = 0; q < per; q++)
+        a[(per * (t % 4) + q + (u32)(r / 2) * 4 * per) * 16 + t / 4 + 8 * (r & 1)] = e[q];
     }
 }
 
@@ -134,13 +142,15 @@ void mma_sync(Warp& w, const Ins& i, Mask m) {
         out[c][t] = (u32)sum;
         continue;
       }
-      float sum = i.bytes == 0 ? bits<float>(w.r(rc[c])[t]) : half_to_float((u16)(w.r(rc[c / 2])[t] >> (16 * (c % 2))));
+      float sum = i.bytes == 0 ? bits<float>(w.r(rc[c])[t])
+                               : half_to_float((u16)(w.r(rc[c / 2])[t] >> (16 * (c % 2))));
       for (int q = 0; q < ks; q++) sum += a[q * 16 + row] * b[q * 8 + col];
       out[c][t] = i.bytes == 0 ? bits<u32>(sum) : half_near(sum);
     }
   if (i.bytes == 1)
     for (u32 c = 0; c < 2; c++)
-      for (u32 t = 0; t < LANES; t++) w.w(i.x->regs[c])[t] = out[2 * c][t] | out[2 * c + 1][t] << 16;
+      for (u32 t = 0; t < LANES; t++)
+        w.w(i.x->regs[c])[t] = out[2 * c][t] | out[2 * c + 1][t] << 16;
   else
     for (u32 c = 0; c < 4; c++) std::memcpy(w.w(i.x->regs[c]), out[c], sizeof out[c]);
   k.stats.mma[i.x->text]++;
@@ -148,9 +158,11 @@ void mma_sync(Warp& w, const Ins& i, Mask m) {
 
 void decode_mma_sync(Decoder& d) {
   auto t = d.types();
-  if (t.size() < 4 || d.has("sp") || d.has("block_scale") || !d.has("row") || !d.has("col")) d.unknown();
+  if (t.size() < 4 || d.has("sp") || d.has("block_scale") || !d.has("row") || !d.has("col"))
+    d.unknown();
   int ks = 0;
-  for (auto& s : d.st.mods) if (s.rfind("m16n8k", 0) == 0) ks = atoi(s.c_str() + 6);
+  for (auto& s : d.st.mods)
+    if (s.rfind("m16n8k", 0) == 0) ks = atoi(s.c_str() + 6);
   if (!ks || ks > 64) d.unknown("shape");
   Number a = number_of(t[1], d), b = number_of(t[2], d);
   if (t[0] != t[3] || (t[0] != F32 && t[0] != F16 && t[0] != S32)) d.unknown("accumulator type");
@@ -162,7 +174,9 @@ void decode_mma_sync(Decoder& d) {
     x.regs2.insert(x.regs2.end(), r.begin(), r.end());
   }
   int es = number_bytes(a);
-  if (x.n[0] != 16 * ks * es / 128 || x.n[1] != 8 * ks * es / 128 || x.n[2] != (t[0] == F16 ? 2 : 4)) d.unknown("registers");
+  if (x.n[0] != 16 * ks * es / 128 || x.n[1] != 8 * ks * es / 128 ||
+      x.n[2] != (t[0] == F16 ? 2 : 4))
+    d.unknown("registers");
   d.ins.n = (int)a | (int)b << 4 | ks << 8;
   d.ins.bytes = t[0] == F32 ? 0 : t[0] == F16 ? 1 : 2;
   d.ins.fn = mma_sync;
@@ -190,22 +204,29 @@ struct Wgmma : Flight {
     if (x[3] & 1) gather_a(w, i->x->regs2.data(), i->x->regs2.size(), na, af);
     else load_tile(watch, tile_of(a, x[3] & 2, true), na, 16, ks, af, 16, 16 * (w.index % 4));
     load_tile(watch, tile_of(b, x[3] & 4, true), nb, n, ks, bf, n);
-    if (x[3] & 8) for (int q = 0; q < ks * 16; q++) af[q] = -af[q];
-    if (x[3] & 16) for (int q = 0; q < ks * n; q++) bf[q] = -bf[q];
+    if (x[3] & 8)
+      for (int q = 0; q < ks * 16; q++) af[q] = -af[q];
+    if (x[3] & 16)
+      for (int q = 0; q < ks * n; q++) bf[q] = -bf[q];
     bool half = x[3] & 32;
     auto each = [&](auto f) {  // (register, half, lane, element of d)
       for (int j = 0; j < n / 8; j++)
         for (u32 c = 0; c < 4; c++)
           for (u32 t = 0; t < LANES; t++) {
-            float& e = d[(8 * j + 2 * (int)(t % 4) + (int)(c % 2)) * 16 + (int)(t / 4 + 8 * (c / 2))];
+            float& e =
+                d[(8 * j + 2 * (int)(t % 4) + (int)(c % 2)) * 16 + (int)(t / 4 + 8 * (c / 2))];
             u32 reg = half ? i->x->regs[(size_t)j * 2 + c / 2] : i->x->regs[(size_t)j * 4 + c];
             f(w.w(reg)[t], c % 2, e);
           }
     };
-    if (accumulate) each([&](u32& v, u32 h, float& e) { e = half ? half_to_float((u16)(v >> (16 * h))) : bits<float>(v); });
+    if (accumulate)
+      each([&](u32& v, u32 h, float& e) {
+        e = half ? half_to_float((u16)(v >> (16 * h))) : bits<float>(v);
+      });
     product16(d, 16, af, 16, bf, n, n, ks, accumulate);
     each([&](u32& v, u32 h, float& e) {
-      if (half) v = (v & ~(0xffffu << (16 * h))) | (u32)half_near(e) << (16 * h); else v = bits<u32>(e);
+      if (half) v = (v & ~(0xffffu << (16 * h))) | (u32)half_near(e) << (16 * h);
+      else v = bits<u32>(e);
     });
     k->stats.traffic[MMA_SHARED] += 32ull * (u64)(n + (x[3] & 1 ? 0 : 16));
     k->stats.mma[i->x->text]++;
@@ -235,7 +256,8 @@ void wgmma(Warp& w, const Ins& i, Mask m) {
   p.flight = f;
   p.perform = [&w, &k, f, pc = f->pc] {
     if (f->waited) return;
-    k.report("race", "a register of a wgmma in flight is used before wgmma.wait_group", &w, (int)w.at);
+    k.report("race", "a register of a wgmma in flight is used before wgmma.wait_group", &w,
+             (int)w.at);
     k.force(*f, 2);
     (void)pc;
   };
@@ -256,7 +278,10 @@ void wgmma_wait(Warp& w, const Ins& i, Mask) {
       k.force(*f, 2);
       f->waited = true;
       for (size_t q = 0; q < w.loads.size(); q++)
-        if (w.loads[q].flight == f) { w.loads.erase(w.loads.begin() + (long)q); break; }
+        if (w.loads[q].flight == f) {
+          w.loads.erase(w.loads.begin() + (long)q);
+          break;
+        }
     }
     if (k.race) {
       w.clock[w.comp(WGMMA)] = w.wgmma.closed.front().number;
@@ -265,23 +290,36 @@ void wgmma_wait(Warp& w, const Ins& i, Mask) {
     w.wgmma.closed.pop_front();
   }
   std::fill(w.pending_plane.begin(), w.pending_plane.end(), 0);
-  for (auto& p : w.loads) for (u32 r : p.planes) w.pending_plane[r] = 1;
+  for (auto& p : w.loads)
+    for (u32 r : p.planes) w.pending_plane[r] = 1;
 }
 
 void decode_wgmma(Decoder& d) {
-  if (d.has("fence")) { d.ins.fn = [](Warp&, const Ins&, Mask) {}; return; }
-  if (d.has("commit_group")) { d.ins.fn = wgmma_commit; return; }
-  if (d.has("wait_group")) { d.ins.n = (i32)d.op(0).value; d.ins.fn = wgmma_wait; return; }
+  if (d.has("fence")) {
+    d.ins.fn = [](Warp&, const Ins&, Mask) {};
+    return;
+  }
+  if (d.has("commit_group")) {
+    d.ins.fn = wgmma_commit;
+    return;
+  }
+  if (d.has("wait_group")) {
+    d.ins.n = (i32)d.op(0).value;
+    d.ins.fn = wgmma_wait;
+    return;
+  }
   auto t = d.types();
   if (!d.has("mma_async") || d.has("sp") || t.size() != 3) d.unknown();
   auto& x = d.extra();
   int n = 0, ks = 0;
   for (auto& s : d.st.mods) sscanf(s.c_str(), "m64n%dk%d", &n, &ks);
   Number a = number_of(t[1], d), b = number_of(t[2], d);
-  if (n < 8 || n > 256 || n % 8 || ks != 32 / number_bytes(a) || (t[0] != F32 && t[0] != F16)) d.unknown("shape");
+  if (n < 8 || n > 256 || n % 8 || ks != 32 / number_bytes(a) || (t[0] != F32 && t[0] != F16))
+    d.unknown("shape");
   x.regs = d.list(0, B32, true);
   bool regs = d.op(1).kind == Operand::Vector;
-  if (regs) x.regs2 = d.list(1, B32, false); else d.ins.a[1] = d.src(1, B64);
+  if (regs) x.regs2 = d.list(1, B32, false);
+  else d.ins.a[1] = d.src(1, B64);
   d.ins.a[2] = d.src(2, B64);
   d.ins.a[3] = d.pred(3);
   d.ins.n = d.op(3).negate;
@@ -289,8 +327,10 @@ void decode_wgmma(Decoder& d) {
   size_t tr = 6;
   bool ta = !regs && imm(tr) == 1, tb = imm(regs ? tr : tr + 1) == 1;
   x.n[0] = n, x.n[1] = (int)a, x.n[2] = (int)b, x.n[4] = ks;
-  x.n[3] = regs | ta << 1 | tb << 2 | (imm(4) == -1) << 3 | (imm(5) == -1) << 4 | (t[0] == F16) << 5;
-  if (x.regs.size() != (size_t)(t[0] == F16 ? n / 4 : n / 2) || (regs && x.regs2.size() != 4)) d.unknown("registers");
+  x.n[3] =
+      regs | ta << 1 | tb << 2 | (imm(4) == -1) << 3 | (imm(5) == -1) << 4 | (t[0] == F16) << 5;
+  if (x.regs.size() != (size_t)(t[0] == F16 ? n / 4 : n / 2) || (regs && x.regs2.size() != 4))
+    d.unknown("registers");
   d.use->clear();  // accumulators may be handed from one wgmma to the next
   d.ins.fn = wgmma;
 }

@@ -10,12 +10,15 @@ namespace emu {
 
 void check_columns(Machine& k, Cta& t, u32 column, u32 columns, const char* what, Warp* w, int pc) {
   if (column + columns > 512)
-    k.fatal("tmem", format("%s of TMEM columns %u to %u: there are 512", what, column, column + columns - 1));
+    k.fatal("tmem", format("%s of TMEM columns %u to %u: there are 512", what, column,
+                           column + columns - 1));
   if (!k.tensor_rules) return;
   for (u32 c = column / 32; c <= (column + columns - 1) / 32; c++)
     if (!t.columns[c]) {
-      k.report("tmem", format("%s of TMEM columns %u to %u of CTA rank %u: column %u is not allocated", what, column,
-                              column + columns - 1, t.rank, std::max(c * 32, column)), w, pc);
+      k.report("tmem",
+               format("%s of TMEM columns %u to %u of CTA rank %u: column %u is not allocated",
+                      what, column, column + columns - 1, t.rank, std::max(c * 32, column)),
+               w, pc);
       return;
     }
 }
@@ -47,21 +50,32 @@ void take_columns(Machine& k, Warp& w, u32 dst, u32 at, u32 n) {
 
 void alloc(Warp& w, const Ins& i, Mask m) {  // n: cta_group
   Machine& k = *w.machine;
-  if (w.alloc_done) { w.alloc_done = false; return; }
+  if (w.alloc_done) {
+    w.alloc_done = false;
+    return;
+  }
   u32 lane = (u32)lowest(m), n = w.r(i.a[2])[lane], dst = (u32)w.addr(i, i.a[1], lane);
-  if (n < 32 || n > 512 || (n & (n - 1))) k.fatal("tmem", format("tcgen05.alloc of %u columns: a power of two from 32 to 512 is allowed", n));
-  if (!w.cta->may_allocate) k.fatal("tmem", "tcgen05.alloc after tcgen05.relinquish_alloc_permit of the same CTA");
+  if (n < 32 || n > 512 || (n & (n - 1)))
+    k.fatal("tmem",
+            format("tcgen05.alloc of %u columns: a power of two from 32 to 512 is allowed", n));
+  if (!w.cta->may_allocate)
+    k.fatal("tmem", "tcgen05.alloc after tcgen05.relinquish_alloc_permit of the same CTA");
   w.alloc_columns = n, w.alloc_to = dst;
   if (i.n == 1) {
     u32 at;
-    if (!find_columns(k, *w.cta, nullptr, n, at)) { w.block(Wait::TensorAlloc); return; }
+    if (!find_columns(k, *w.cta, nullptr, n, at)) {
+      w.block(Wait::TensorAlloc);
+      return;
+    }
     take_columns(k, w, dst, at, n);
     return;
   }
   auto& waiting = w.cluster->pair_allocs[w.cta->rank / 2];
   for (Warp* v : waiting) {  // a warp of each CTA of the pair must come
     if (v->cta == w.cta) continue;
-    if (v->alloc_columns != n) k.fatal("tmem", format("tcgen05.alloc.cta_group::2 of %u columns here and %u in the peer CTA", n, v->alloc_columns));
+    if (v->alloc_columns != n)
+      k.fatal("tmem", format("tcgen05.alloc.cta_group::2 of %u columns here and %u in the peer CTA",
+                             n, v->alloc_columns));
     u32 at;
     if (!find_columns(k, *w.cta, v->cta, n, at)) break;
     take_columns(k, w, dst, at, n);
@@ -87,7 +101,10 @@ void dealloc(Warp& w, const Ins& i, Mask m) {
   if (f == w.cta->allocations.end() || f->second != n) {
     std::string have;
     for (auto& [c, q] : w.cta->allocations) have += format(" %u columns from %u", q, c);
-    k.report("tmem", format("tcgen05.dealloc of %u columns from %u; allocated are:%s", n, at, have.empty() ? " none" : have.c_str()), &w, (int)w.at);
+    k.report("tmem",
+             format("tcgen05.dealloc of %u columns from %u; allocated are:%s", n, at,
+                    have.empty() ? " none" : have.c_str()),
+             &w, (int)w.at);
     return;
   }
   w.cta->allocations.erase(f);
@@ -96,7 +113,10 @@ void dealloc(Warp& w, const Ins& i, Mask m) {
 }
 
 // ---- ld and st ----
-struct Place { u8 lane; u16 column; };
+struct Place {
+  u8 lane;
+  u16 column;
+};
 
 // Register `reg` of thread `t`: which lane (from the first of the access) and column.
 enum Shape { S32x32, S16x64, S16x128, S16x256, S16x32x2 };
@@ -105,14 +125,15 @@ Place place(int shape, u32 t, u32 reg, u32 split) {
     case S32x32: return {(u8)t, (u16)reg};
     case S16x64: return {(u8)((t & 1) * 8 + t / 4), (u16)((t >> 1 & 1) + 2 * reg)};
     case S16x128: return {(u8)(t / 4 + 8 * (reg & 1)), (u16)(t % 4 + reg / 2 * 4)};
-    case S16x256: return {(u8)(t / 4 + 8 * (reg >> 1 & 1)), (u16)(2 * (t % 4) + (reg & 1) + reg / 4 * 8)};
+    case S16x256:
+      return {(u8)(t / 4 + 8 * (reg >> 1 & 1)), (u16)(2 * (t % 4) + (reg & 1) + reg / 4 * 8)};
     default: return {(u8)(t % 16), (u16)(reg + (t < 16 ? 0 : split))};
   }
 }
 
 struct Access_ {  // one ld or st, decoded
   int shape;
-  bool packed;        // .pack::16b / .unpack::16b
+  bool packed;  // .pack::16b / .unpack::16b
   u32 split, lane, column, lanes, columns;
 };
 
@@ -127,8 +148,9 @@ Access_ access_of(Warp& w, const Ins& i, Mask m, const char* what) {
   a.columns = (u32)i.x->n[0];
   u32 quadrant = (u32)w.index % 4;
   if (a.lane / 32 != quadrant || a.lane % a.lanes)
-    k.fatal("tmem", format("%s at TMEM lane %u: warp %d may use lanes %u to %u, from a multiple of %u", what, a.lane, w.index,
-                           quadrant * 32, quadrant * 32 + 31, a.lanes));
+    k.fatal("tmem",
+            format("%s at TMEM lane %u: warp %d may use lanes %u to %u, from a multiple of %u",
+                   what, a.lane, w.index, quadrant * 32, quadrant * 32 + 31, a.lanes));
   if (m != FULL) k.fatal("tmem", format("%s with only part of the warp's threads", what));
   check_columns(k, *w.cta, a.column, a.columns, what, &w, (int)w.at);
   return a;
@@ -139,11 +161,15 @@ void load_now(Warp& w, const Access_& a, const std::vector<u32>& regs) {
   for (u32 r = 0; r < regs.size(); r++) {
     if (regs[r] == NONE) continue;
     u32* d = w.w(regs[r]);
-    if (a.shape == S32x32 && !a.packed) { std::memcpy(d, tmem + (a.column + r) * 128 + a.lane, 128); continue; }
+    if (a.shape == S32x32 && !a.packed) {
+      std::memcpy(d, tmem + (a.column + r) * 128 + a.lane, 128);
+      continue;
+    }
     for (u32 t = 0; t < LANES; t++) {
       Place p = place(a.shape, t, r, a.split);
       auto get = [&](u32 column) { return tmem[(a.column + column) * 128 + a.lane + p.lane]; };
-      d[t] = a.packed ? (get(2u * p.column) & 0xffff) | get(2u * p.column + 1) << 16 : get(p.column);
+      d[t] =
+          a.packed ? (get(2u * p.column) & 0xffff) | get(2u * p.column + 1) << 16 : get(p.column);
     }
   }
 }
@@ -170,8 +196,10 @@ void ld(Warp& w, const Ins& i, Mask m) {
   p.planes = i.x->regs;
   p.number = number;
   bool now = k.policy == Machine::Eager || (k.policy == Machine::Mixed && k.random.below(2));
-  if (now) perform(); else p.perform = perform;
-  for (u32 r : p.planes) if (r != NONE) w.pending_plane[r] = 1;
+  if (now) perform();
+  else p.perform = perform;
+  for (u32 r : p.planes)
+    if (r != NONE) w.pending_plane[r] = 1;
   w.loads.push_back(std::move(p));
 }
 
@@ -197,9 +225,12 @@ struct Store : Flight {
     for (u32 r = 0; r < n; r++)
       for (u32 t = 0; t < LANES; t++) {
         Place p = place(a.shape, t, r, a.split);
-        auto put = [&](u32 column, u32 v) { tmem[(a.column + column) * 128 + a.lane + p.lane] = v; };
+        auto put = [&](u32 column, u32 v) {
+          tmem[(a.column + column) * 128 + a.lane + p.lane] = v;
+        };
         u32 v = data[r * LANES + t];
-        if (a.packed) put(2u * p.column, v & 0xffff), put(2u * p.column + 1, v >> 16); else put(p.column, v);
+        if (a.packed) put(2u * p.column, v & 0xffff), put(2u * p.column + 1, v >> 16);
+        else put(p.column, v);
       }
   }
   void complete() override {}
@@ -215,7 +246,8 @@ void st(Warp& w, const Ins& i, Mask m) {
   f->number = ++w.store_number;
   f->before = w.last_store;
   f->data.resize(i.x->regs.size() * LANES);
-  for (size_t r = 0; r < i.x->regs.size(); r++) std::memcpy(&f->data[r * LANES], w.r(i.x->regs[r]), 128);
+  for (size_t r = 0; r < i.x->regs.size(); r++)
+    std::memcpy(&f->data[r * LANES], w.r(i.x->regs[r]), 128);
   k.stats.traffic[TMEM_WRITE] += (u64)f->a.lanes * f->a.columns * 4;
   w.last_store = f;
   w.stores.push_back(f);
@@ -234,10 +266,16 @@ void wait_st(Warp& w, const Ins&, Mask) {
 
 void decode_access(Decoder& d, bool load) {
   auto& x = d.extra();
-  static const std::pair<const char*, int> shapes[] = {{"32x32b", S32x32}, {"16x64b", S16x64}, {"16x128b", S16x128}, {"16x256b", S16x256}, {"16x32bx2", S16x32x2}};
+  static const std::pair<const char*, int> shapes[] = {{"32x32b", S32x32},
+                                                       {"16x64b", S16x64},
+                                                       {"16x128b", S16x128},
+                                                       {"16x256b", S16x256},
+                                                       {"16x32bx2", S16x32x2}};
   int shape = -1, times = 0;
-  for (auto& [n, s] : shapes) if (d.has(n)) shape = s;
-  for (auto& s : d.st.mods) if (s[0] == 'x' && isdigit((u8)s[1])) times = atoi(s.c_str() + 1);
+  for (auto& [n, s] : shapes)
+    if (d.has(n)) shape = s;
+  for (auto& s : d.st.mods)
+    if (s[0] == 'x' && isdigit((u8)s[1])) times = atoi(s.c_str() + 1);
   if (shape < 0 || !times || d.has("red")) d.unknown();
   bool packed = d.has("pack::16b") || d.has("unpack::16b");
   size_t list = load ? 0 : 1, mem = load ? 1 : 0;
@@ -264,11 +302,16 @@ void tmem_mark(Cta& t, u32 lane, u32 lanes, u32 column, u32 columns) {
     for (u32 g = lane / 16; g < (lane + lanes + 15) / 16; g++) t.tmem_shadow.written[c * 8 + g] = 1;
 }
 
-void tmem_read_check(Machine& k, Cta& t, u32 lane, u32 lanes, u32 column, u32 columns, Warp* w, int pc) {
+void tmem_read_check(Machine& k, Cta& t, u32 lane, u32 lanes, u32 column, u32 columns, Warp* w,
+                     int pc) {
   for (u32 c = column; c < column + columns; c++)
     for (u32 g = lane / 16; g < (lane + lanes + 15) / 16; g++)
       if (!t.tmem_shadow.written[c * 8 + g]) {
-        k.report("uninitialised", format("read of TMEM column %u, lanes from %u, of CTA rank %u, which nothing wrote", c, g * 16, t.rank), w, pc);
+        k.report(
+            "uninitialised",
+            format("read of TMEM column %u, lanes from %u, of CTA rank %u, which nothing wrote", c,
+                   g * 16, t.rank),
+            w, pc);
         return;
       }
 }
@@ -284,7 +327,8 @@ void decode_tmem(Decoder& d) {
   } else if (op == "dealloc") {
     d.ins.a[1] = d.src(0, U32), d.ins.a[2] = d.src(1, U32);
     d.ins.fn = dealloc;
-  } else if (op == "relinquish_alloc_permit") d.ins.fn = [](Warp& w, const Ins&, Mask) { w.cta->may_allocate = false; };
+  } else if (op == "relinquish_alloc_permit")
+    d.ins.fn = [](Warp& w, const Ins&, Mask) { w.cta->may_allocate = false; };
   else if (op == "ld") decode_access(d, true);
   else if (op == "st") decode_access(d, false);
   else if (op == "wait::ld") d.ins.fn = wait_ld;

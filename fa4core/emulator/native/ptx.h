@@ -1,5 +1,6 @@
-// PTX text -> statements: names resolved to register slots, labels to statement numbers, scopes gone.
-// Rules: PTX ISA, "Syntax" and "State spaces, types, and variables". Opcodes are not interpreted here.
+// PTX text -> statements: names resolved to register slots, labels to statement numbers, scopes
+// gone. Rules: PTX ISA, "Syntax" and "State spaces, types, and variables". Opcodes are not
+// interpreted here.
 #pragma once
 #include <map>
 #include <memory>
@@ -13,33 +14,54 @@
 namespace emu {
 
 struct Operand {
-  enum Kind { None, Reg, Pred, Int, Float, Special, Symbol, Address, Vector, Label, Sink } kind = None;
-  int slot = -1;     // Reg: first 32-bit plane; Pred: predicate number
-  int width = 0;     // Reg: bits (16, 32, 64, 128)
+  enum Kind {
+    None,
+    Reg,
+    Pred,
+    Int,
+    Float,
+    Special,
+    Symbol,
+    Address,
+    Vector,
+    Label,
+    Sink
+  } kind = None;
+  int slot = -1;        // Reg: first 32-bit plane; Pred: predicate number
+  int width = 0;        // Reg: bits (16, 32, 64, 128)
   bool negate = false;  // !p or -x
-  u64 value = 0;     // Int, or raw bits of a hexadecimal Float
-  int float_bits = 0;  // Float: 32 or 64 if written 0f/0d, 0 if decimal (then `real`)
+  u64 value = 0;        // Int, or raw bits of a hexadecimal Float
+  int float_bits = 0;   // Float: 32 or 64 if written 0f/0d, 0 if decimal (then `real`)
   double real = 0;
-  std::string name;  // Special, Symbol, Label
-  i64 offset = 0;    // Address, Symbol
+  std::string name;            // Special, Symbol, Label
+  i64 offset = 0;              // Address, Symbol
   std::vector<Operand> parts;  // Vector; Address: base first, then TMA's coordinate vector
-  int pair = -1;     // d|p: the predicate behind the bar (-1: none)
+  int pair = -1;               // d|p: the predicate behind the bar (-1: none)
 };
 
 struct Statement {
-  std::string opcode;               // without its modifiers
-  std::vector<std::string> mods;    // modifiers in order, "::" kept inside one modifier
+  std::string opcode;             // without its modifiers
+  std::vector<std::string> mods;  // modifiers in order, "::" kept inside one modifier
   std::vector<Operand> ops;
-  int guard = -1;                   // predicate number
+  int guard = -1;  // predicate number
   bool guard_negate = false;
-  int line = 0;                     // in the module's text
-  int file = 0, source_line = 0;    // from .loc
-  std::string text() const;         // opcode with modifiers
+  int line = 0;                   // in the module's text
+  int file = 0, source_line = 0;  // from .loc
+  std::string text() const;       // opcode with modifiers
   bool has(std::string_view mod) const;
 };
 
-struct Param { std::string name; u32 offset, bytes; };
-struct Variable { std::string name; u32 align; u64 bytes; std::vector<u8> init; u64 address = 0; };
+struct Param {
+  std::string name;
+  u32 offset, bytes;
+};
+struct Variable {
+  std::string name;
+  u32 align;
+  u64 bytes;
+  std::vector<u8> init;
+  u64 address = 0;
+};
 
 struct Entry {
   std::string name;

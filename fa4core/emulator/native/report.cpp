@@ -10,9 +10,11 @@ void Machine::source_of(int pc, Finding& f) const {
   if (pc < 0 || pc >= (int)e.code.size()) return;
   const Statement& st = e.code[(size_t)pc];
   f.line = st.line;
-  if (st.line > 0 && st.line <= (int)program->module->lines.size()) f.ptx = std::string(program->module->lines[(size_t)st.line - 1]);
+  if (st.line > 0 && st.line <= (int)program->module->lines.size())
+    f.ptx = std::string(program->module->lines[(size_t)st.line - 1]);
   auto file = program->module->files.find(st.file);
-  if (file != program->module->files.end() && st.source_line) f.source = file->second + ":" + std::to_string(st.source_line);
+  if (file != program->module->files.end() && st.source_line)
+    f.source = file->second + ":" + std::to_string(st.source_line);
 }
 
 void Machine::report(const std::string& kind, const std::string& message, Warp* w, int pc) {
@@ -29,29 +31,43 @@ void Machine::report(const std::string& kind, const std::string& message, Warp* 
   findings.push_back(std::move(f));
 }
 
-void Machine::fatal(const std::string& kind, const std::string& message) { throw Fatal(kind, message); }
+void Machine::fatal(const std::string& kind, const std::string& message) {
+  throw Fatal(kind, message);
+}
 
 static std::string waiting_of(Machine& k, Warp& w) {
-  static const char* why[] = {"runs", "", "bar.sync", "barrier.cluster.wait", "the other threads of its warp",
-                              "tcgen05.alloc", "setmaxnreg", "done"};
+  static const char* why[] = {"runs",
+                              "",
+                              "bar.sync",
+                              "barrier.cluster.wait",
+                              "the other threads of its warp",
+                              "tcgen05.alloc",
+                              "setmaxnreg",
+                              "done"};
   Finding f;
   k.source_of((int)w.pc, f);
-  std::string place = format(" (PTX line %d%s%s)", f.line, f.source.empty() ? "" : ", ", f.source.c_str());
+  std::string place =
+      format(" (PTX line %d%s%s)", f.line, f.source.empty() ? "" : ", ", f.source.c_str());
   if (w.wait == Wait::Mbarrier && w.waiting_for) {
     Mbarrier& b = *w.waiting_for;
-    std::string s = format("%s waits for phase %u of the mbarrier at shared offset %u of CTA rank %u: %u of %u arrivals and %lld bytes are missing%s",
-                           w.name().c_str(), w.waiting_phase, b.address, b.rank, b.pending, b.count, (long long)b.tx, place.c_str());
+    std::string s = format(
+        "%s waits for phase %u of the mbarrier at shared offset %u of CTA rank %u: %u of %u "
+        "arrivals and %lld bytes are missing%s",
+        w.name().c_str(), w.waiting_phase, b.address, b.rank, b.pending, b.count, (long long)b.tx,
+        place.c_str());
     for (auto& a : b.arrivals) {  // who has arrived before and not in this phase is who is missing
       if (!a.warp) continue;
       Finding from;
       k.source_of(a.pc, from);
-      s += format("\n        %s arrived last in phase %u (PTX line %d)", a.warp->name().c_str(), a.phase, from.line);
+      s += format("\n        %s arrived last in phase %u (PTX line %d)", a.warp->name().c_str(),
+                  a.phase, from.line);
     }
     return s;
   }
   if (w.wait == Wait::NamedBarrier) {
     NamedBarrier& b = w.cta->named[w.waiting_on];
-    return format("%s waits at barrier %u: %u of %u threads have come%s", w.name().c_str(), w.waiting_on, b.arrived, b.expected, place.c_str());
+    return format("%s waits at barrier %u: %u of %u threads have come%s", w.name().c_str(),
+                  w.waiting_on, b.arrived, b.expected, place.c_str());
   }
   return format("%s waits for %s%s", w.name().c_str(), why[(int)w.wait], place.c_str());
 }
@@ -69,14 +85,20 @@ void Machine::deadlock() {
     }
   if (shown > 24) text += format("\n    (%d more)", shown - 24);
   bool registers = false;
-  for (auto& c : resident) for (auto& w : c->warps) registers |= w->wait == Wait::Registers;
-  if (registers) report("registers", "setmaxnreg.inc waits for registers that no warp gives back", first, first ? (int)first->pc : -1);
+  for (auto& c : resident)
+    for (auto& w : c->warps) registers |= w->wait == Wait::Registers;
+  if (registers)
+    report("registers", "setmaxnreg.inc waits for registers that no warp gives back", first,
+           first ? (int)first->pc : -1);
   for (auto& c : resident)
     for (auto& t : c->ctas)
       for (auto& b : t->mbarriers)
         if (barrier_rules && b.valid && b.pending == 0 && b.tx < 0)
-          report("barrier", format("mbarrier at shared offset %u of CTA rank %u: %lld bytes more arrived in phase %u than were expected",
-                                   b.address, b.rank, -(long long)b.tx, b.phase), first, first ? (int)first->pc : -1);
+          report("barrier",
+                 format("mbarrier at shared offset %u of CTA rank %u: %lld bytes more arrived in "
+                        "phase %u than were expected",
+                        b.address, b.rank, -(long long)b.tx, b.phase),
+                 first, first ? (int)first->pc : -1);
   report("deadlock", text, first, first ? (int)first->pc : -1);
   throw Fatal("", "");
 }

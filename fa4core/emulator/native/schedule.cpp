@@ -1,8 +1,8 @@
 // Launches, residency of clusters, and the scheduler with its hostile orders.
 //
-// Everything is drawn from one random source seeded by the launch's seed, so a run repeats exactly. What
-// varies by seed: which warp runs and for how long, whether some warps starve others, and whether
-// asynchronous work happens at once, in between, or only when nothing else can run.
+// Everything is drawn from one random source seeded by the launch's seed, so a run repeats exactly.
+// What varies by seed: which warp runs and for how long, whether some warps starve others, and
+// whether asynchronous work happens at once, in between, or only when nothing else can run.
 #include <algorithm>
 #include <cstdlib>
 
@@ -11,13 +11,14 @@
 namespace emu {
 
 const char* const TRAFFIC_NAMES[TRAFFIC] = {
-    "global.read", "global.write", "global.atomic", "shared.read", "shared.write", "shared.atomic", "other.read",
-    "other.write", "tma.load", "tma.store", "tma.reduce", "bulk.shared", "cp.async", "tmem.read", "tmem.write",
-    "mma.shared.read"};
+    "global.read",  "global.write",  "global.atomic", "shared.read",
+    "shared.write", "shared.atomic", "other.read",    "other.write",
+    "tma.load",     "tma.store",     "tma.reduce",    "bulk.shared",
+    "cp.async",     "tmem.read",     "tmem.write",    "mma.shared.read"};
 
-constexpr u64 SPIN_LIMIT = 40'000;       // instructions without progress before more clusters join
+constexpr u64 SPIN_LIMIT = 40'000;      // instructions without progress before more clusters join
 constexpr u64 AFTER_FINDING = 500'000;  // instructions to run on after the first finding
-constexpr u64 HANG_LIMIT = 20'000'000;   // ... before it counts as a hang
+constexpr u64 HANG_LIMIT = 20'000'000;  // ... before it counts as a hang
 
 void Machine::pick_policy() {
   random.s = seed * 0x9e3779b97f4a7c15ull + 12345;
@@ -32,7 +33,9 @@ static void special_value(Warp& w, const std::string& n, u32* p) {
   Machine& k = *w.machine;
   Cluster& c = *w.cluster;
   const LaunchInfo& li = k.info;
-  auto fill = [&](u64 v) { for (int l = 0; l < LANES; l++) p[l] = (u32)v, p[l + LANES] = (u32)(v >> 32); };
+  auto fill = [&](u64 v) {
+    for (int l = 0; l < LANES; l++) p[l] = (u32)v, p[l + LANES] = (u32)(v >> 32);
+  };
   u32 axis = n.size() > 2 && n[n.size() - 2] == '.' ? (u32)(n.back() - 'x') : 0;
   std::string base = n.size() > 2 && n[n.size() - 2] == '.' ? n.substr(0, n.size() - 2) : n;
   u32 cta_in[3], clusters[3];
@@ -41,10 +44,12 @@ static void special_value(Warp& w, const std::string& n, u32* p) {
     r /= li.cluster[a];
     clusters[a] = li.grid[a] / li.cluster[a];
   }
-  if (n.rfind("shared+", 0) == 0) fill((u64)w.cta->rank << RANK_SHIFT | strtoull(n.c_str() + 7, nullptr, 10));
+  if (n.rfind("shared+", 0) == 0)
+    fill((u64)w.cta->rank << RANK_SHIFT | strtoull(n.c_str() + 7, nullptr, 10));
   else if (base == "tid") {
     for (int l = 0; l < LANES; l++) {
-      u32 t = (u32)(w.index * LANES + l), v[3] = {t % li.block[0], t / li.block[0] % li.block[1], t / (li.block[0] * li.block[1])};
+      u32 t = (u32)(w.index * LANES + l),
+          v[3] = {t % li.block[0], t / li.block[0] % li.block[1], t / (li.block[0] * li.block[1])};
       p[l] = v[axis];
       p[l + LANES] = 0;
     }
@@ -54,7 +59,11 @@ static void special_value(Warp& w, const std::string& n, u32* p) {
     std::string op = base.substr(9);
     for (int l = 0; l < LANES; l++) {
       u32 lt = (1u << l) - 1, eq = 1u << l;
-      p[l] = op == "lt" ? lt : op == "le" ? lt | eq : op == "eq" ? eq : op == "ge" ? ~lt : ~(lt | eq);
+      p[l] = op == "lt"   ? lt
+             : op == "le" ? lt | eq
+             : op == "eq" ? eq
+             : op == "ge" ? ~lt
+                          : ~(lt | eq);
       p[l + LANES] = 0;
     }
   } else if (base == "ntid") fill(li.block[axis]);
@@ -94,8 +103,11 @@ void Machine::start_cluster(u32 linear) {
   u64 smem = program->entry->shared_bytes;
   if (program->entry->dynamic_shared) smem = (smem + 1023) / 1024 * 1024;
   smem += info.dynamic_smem;
-  int launch_regs = program->entry->max_regs ? program->entry->max_regs : std::min(255, (int)(65536 / (nw * LANES) / 8 * 8));
-  if (program->entry->min_ctas > 1) launch_regs = std::min(launch_regs, (int)(65536 / (nw * LANES) / (u32)program->entry->min_ctas / 8 * 8));
+  int launch_regs = program->entry->max_regs ? program->entry->max_regs
+                                             : std::min(255, (int)(65536 / (nw * LANES) / 8 * 8));
+  if (program->entry->min_ctas > 1)
+    launch_regs =
+        std::min(launch_regs, (int)(65536 / (nw * LANES) / (u32)program->entry->min_ctas / 8 * 8));
   size_t planes = program->planes + 2;
   for (u32 r = 0; r < n; r++) {
     auto t = std::make_unique<Cta>();
@@ -149,11 +161,15 @@ void Machine::start_cluster(u32 linear) {
 void Machine::make_ready(Warp* w) {
   if (w->ready_slot >= 0 || w->wait == Wait::Done) return;
   if (timeline && w->wait != Wait::None && time > w->blocked_since)
-    stats.timeline.push_back({(u32)(w->cluster->number * w->cluster->ctas.size() + w->cta->rank), format("warp %d", w->index),
-                              "wait", w->blocked_since, time, w->program->entry->code[std::min<size_t>(w->pc, w->program->entry->code.size() - 1)].line});
+    stats.timeline.push_back(
+        {(u32)(w->cluster->number * w->cluster->ctas.size() + w->cta->rank),
+         format("warp %d", w->index), "wait", w->blocked_since, time,
+         w->program->entry->code[std::min<size_t>(w->pc, w->program->entry->code.size() - 1)]
+             .line});
   w->wait = Wait::None;
   w->waiting_for = nullptr;
-  for (auto& g : w->groups) if (g.wait != Wait::Lanes) g.wait = Wait::None;
+  for (auto& g : w->groups)
+    if (g.wait != Wait::Lanes) g.wait = Wait::None;
   w->ready_slot = (i64)ready.size();
   ready.push_back(w);
 }
@@ -178,7 +194,8 @@ void Machine::wake(Cluster& c, Mbarrier* b) {
 Warp* Machine::pick() {
   Warp* w = ready[random.below((u32)ready.size())];
   if (by_priority && random.below(16)) {
-    for (Warp* v : ready) if (v->priority > w->priority) w = v;
+    for (Warp* v : ready)
+      if (v->priority > w->priority) w = v;
     if (random.below(64) == 0) w->priority = (u32)random.next();
   }
   return w;
@@ -197,22 +214,32 @@ void Machine::force(Flight& f, int stage) {
   flying = &f;
   while (f.stage < stage) {
     progress++;
-    if (f.stage == 0) { f.land(); f.stage = 1; }
-    else { f.stage = 2; flights--; f.complete(); completed(f); }
+    if (f.stage == 0) {
+      f.land();
+      f.stage = 1;
+    } else {
+      f.stage = 2;
+      flights--;
+      f.complete();
+      completed(f);
+    }
   }
   flying = outer;
 }
 
 void Machine::completed(Flight& f) {
   if (timeline && f.unit())
-    stats.timeline.push_back({(u32)(f.warp->cluster->number * f.warp->cluster->ctas.size() + f.warp->cta->rank), "tma", f.unit(),
-                              f.issued, time, program->entry->code[(size_t)f.pc].line});
+    stats.timeline.push_back(
+        {(u32)(f.warp->cluster->number * f.warp->cluster->ctas.size() + f.warp->cta->rank), "tma",
+         f.unit(), f.issued, time, program->entry->code[(size_t)f.pc].line});
 }
 
 void Machine::add_flight(Cluster& c, FlightRef f) {
   flights++;
   f->issued = time;
-  bool now = policy == Eager ? random.below(8) != 0 : policy == Mixed ? random.below(4) == 0 : false;
+  bool now = policy == Eager   ? random.below(8) != 0
+             : policy == Mixed ? random.below(4) == 0
+                               : false;
   if (now) force(*f, 1);
   c.flight.push_back(std::move(f));
 }
@@ -226,8 +253,14 @@ bool Machine::run_flight() {
     while (!c.flight.empty()) {
       size_t i = random.below((u32)c.flight.size());
       FlightRef f = c.flight[i];
-      auto remove = [&] { c.flight[i] = c.flight.back(); c.flight.pop_back(); };
-      if (f->stage == 2) { remove(); continue; }
+      auto remove = [&] {
+        c.flight[i] = c.flight.back();
+        c.flight.pop_back();
+      };
+      if (f->stage == 2) {
+        remove();
+        continue;
+      }
       step(*f);
       if (f->stage == 2) {
         for (i = 0; i < c.flight.size() && c.flight[i] != f; i++) {}
@@ -257,7 +290,9 @@ void Machine::check_leftovers(Cluster& c) {
   for (auto& t : c.ctas)
     if (tensor_rules && !t->allocations.empty()) {
       auto [column, n] = *t->allocations.begin();
-      report("tmem", format("CTA (%u,%u,%u) ended with %u TMEM columns from %u still allocated", t->id[0], t->id[1], t->id[2], n, column),
+      report("tmem",
+             format("CTA (%u,%u,%u) ended with %u TMEM columns from %u still allocated", t->id[0],
+                    t->id[1], t->id[2], n, column),
              t->warps[0], -1);
     }
 }
@@ -271,22 +306,32 @@ void Machine::check_leaving(Cta& t) {
   Who x;
   x.base = c.base, x.size = c.components, x.knows = known.data(), x.cluster = &c;
   x.comp = c.base + t.warps[0]->comp(GENERIC);
-  auto ours = [&](Access a) {  // of its own warps: those have ended (their asynchronous work is another matter)
+  auto ours = [&](Access a) {  // of its own warps: those have ended (their asynchronous work is
+                               // another matter)
     u32 local = component(a) - c.base, worker = local / ACTORS;
     return local >= c.warps.size() * ACTORS || c.warps[worker]->cta == &t;
   };
   Conflict found = t.shared_shadow.unordered_access(x, ours);
   if (!found.found) return;
-  report("race", format("CTA (%u,%u,%u) may end before the %s at shared offset %zu of its shared memory by %s", t.id[0], t.id[1], t.id[2],
-                        found.other_is_write ? "write" : "read", found.granule * 16, describe(c, found.other).c_str()), t.warps[0], -1);
+  report(
+      "race",
+      format("CTA (%u,%u,%u) may end before the %s at shared offset %zu of its shared memory by %s",
+             t.id[0], t.id[1], t.id[2], found.other_is_write ? "write" : "read", found.granule * 16,
+             describe(c, found.other).c_str()),
+      t.warps[0], -1);
 }
 
-// All warps are blocked and nothing is in flight: blocked try_waits may give up once, as on hardware.
+// All warps are blocked and nothing is in flight: blocked try_waits may give up once, as on
+// hardware.
 bool Machine::give_up_waits() {
   bool any = false;
   for (auto& c : resident)
     for (auto& w : c->warps)
-      if (w->wait == Wait::Mbarrier) { w->timed_out = true; make_ready(w.get()); any = true; }
+      if (w->wait == Wait::Mbarrier) {
+        w->timed_out = true;
+        make_ready(w.get());
+        any = true;
+      }
   return any;
 }
 
@@ -297,32 +342,49 @@ void Machine::loop() {
   int given_up = 0;
   while (!resident.empty() || !waiting_clusters.empty()) {
     if (resident.empty()) start_next();
-    bool flight_now = ready.empty() || (flights && (policy == Eager ? random.below(2) : policy == Mixed ? random.below(4) == 0 : random.below(64) == 0));
+    bool flight_now = ready.empty() || (flights && (policy == Eager   ? random.below(2)
+                                                    : policy == Mixed ? random.below(4) == 0
+                                                                      : random.below(64) == 0));
     if (flight_now && run_flight()) continue;
     if (ready.empty()) {
       for (size_t i = 0; i < resident.size(); i++)
-        if (resident[i]->done()) { finish_cluster(i); progress++; i--; }
+        if (resident[i]->done()) {
+          finish_cluster(i);
+          progress++;
+          i--;
+        }
       if (resident.empty() || !ready.empty()) continue;
       if (given_up_at == progress && ++given_up > 2) {
-        bool spinning = !waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms;
+        bool spinning =
+            !waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms;
         if (!spinning) deadlock();
         start_next();
       }
       if (given_up_at != progress) given_up = 0;
       given_up_at = progress;
       if (!give_up_waits()) {
-        if (!waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms) { start_next(); continue; }
+        if (!waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms) {
+          start_next();
+          continue;
+        }
         deadlock();
       }
       continue;
     }
     if (!findings.empty()) {  // a run with a bug may never end: look for more bugs for a while only
       if (!found_at) found_at = time + 1;
-      if (time - found_at > AFTER_FINDING) { resident.clear(); ready.clear(); return; }
+      if (time - found_at > AFTER_FINDING) {
+        resident.clear();
+        ready.clear();
+        return;
+      }
     }
     if (progress != seen_progress) seen_progress = progress, since = time;
     else if (time - since > SPIN_LIMIT) {
-      if (!waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms) { start_next(); continue; }
+      if (!waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms) {
+        start_next();
+        continue;
+      }
       if (time - since > HANG_LIMIT) deadlock();
     }
     Warp* w = pick();
@@ -331,19 +393,27 @@ void Machine::loop() {
     u64 begin = time;
     w->run(range[0] + random.below(range[1]));
     if (timeline && time > begin)
-      stats.timeline.push_back({(u32)(w->cluster->number * w->cluster->ctas.size() + w->cta->rank), format("warp %d", w->index), "run", begin, time, 0});
+      stats.timeline.push_back({(u32)(w->cluster->number * w->cluster->ctas.size() + w->cta->rank),
+                                format("warp %d", w->index), "run", begin, time, 0});
     current = nullptr;
     if (w->wait == Wait::None) continue;
     drop_ready(w);
     w->blocked_since = time;
-    static const char* waits[] = {"", "mbarrier", "bar.sync", "barrier.cluster", "lanes", "tcgen05.alloc", "setmaxnreg", ""};
-    if (w->wait != Wait::Done) { stats.waits[waits[(int)w->wait]]++; continue; }
+    static const char* waits[] = {"",      "mbarrier",      "bar.sync",   "barrier.cluster",
+                                  "lanes", "tcgen05.alloc", "setmaxnreg", ""};
+    if (w->wait != Wait::Done) {
+      stats.waits[waits[(int)w->wait]]++;
+      continue;
+    }
     progress++;
     if (--w->cta->alive == 0) check_leaving(*w->cta);
     Cluster& c = *w->cluster;
     if (--c.alive == 0) {
       for (size_t i = 0; i < resident.size(); i++)
-        if (resident[i].get() == &c) { finish_cluster(i); break; }
+        if (resident[i].get() == &c) {
+          finish_cluster(i);
+          break;
+        }
     } else cluster_barrier_check(c);
   }
 }
@@ -372,13 +442,20 @@ void Machine::launch(const std::string& ptx, const std::string& kernel, const La
   pick_policy();
   const Entry& e = *program->entry;
   for (auto& [n, v] : program->module->globals)
-    if (n.rfind("shared ", 0) != 0 && v.bytes) memory[v.address + v.bytes] = {v.address, v.bytes, n, true, {}};
+    if (n.rfind("shared ", 0) != 0 && v.bytes)
+      memory[v.address + v.bytes] = {v.address, v.bytes, n, true, {}};
   if (e.required_threads && (u32)e.required_threads != product(li.block))
-    throw Fatal("instruction", format("the kernel asks for %d threads (.reqntid), the launch has %u", e.required_threads, product(li.block)));
+    throw Fatal("instruction",
+                format("the kernel asks for %d threads (.reqntid), the launch has %u",
+                       e.required_threads, product(li.block)));
   for (int a = 0; a < 3; a++)
-    if (li.grid[a] % li.cluster[a]) throw Fatal("instruction", "the grid is not a multiple of the cluster");
-  if (li.params.size() < e.param_bytes) throw Fatal("instruction", format("%zu bytes of parameters, the kernel has %u", li.params.size(), e.param_bytes));
-  if (e.shared_bytes - 1024 + li.dynamic_smem > 232448) throw Fatal("bounds", "more than 227 KiB of shared memory");
+    if (li.grid[a] % li.cluster[a])
+      throw Fatal("instruction", "the grid is not a multiple of the cluster");
+  if (li.params.size() < e.param_bytes)
+    throw Fatal("instruction", format("%zu bytes of parameters, the kernel has %u",
+                                      li.params.size(), e.param_bytes));
+  if (e.shared_bytes - 1024 + li.dynamic_smem > 232448)
+    throw Fatal("bounds", "more than 227 KiB of shared memory");
   u32 clusters = product(li.grid) / product(li.cluster);
   for (u32 i = 0; i < clusters; i++) waiting_clusters.push_back(i);
   loop();

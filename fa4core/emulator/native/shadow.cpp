@@ -33,7 +33,8 @@ bool Shadow::ordered(Access a, const Who& who, bool& proxy) const {
   for (auto& w : who.cluster->warps) {  // did anyone we know of learn of that cluster's work?
     u32 known = who.knows[w->comp(LEARNT)];
     for (u32 i = 0; i < known; i++)
-      if (w->learnt[i].first == comp / who.size && (*w->learnt[i].second)[comp % who.size] >= clock) return true;
+      if (w->learnt[i].first == comp / who.size && (*w->learnt[i].second)[comp % who.size] >= clock)
+        return true;
   }
   return false;
 }
@@ -55,17 +56,29 @@ bool Shadow::conflicts(Access field, u16 mask, const Who& who, bool field_is_wri
 // Adds an access to a field; an older access of the same actor to bytes within it is replaced.
 void Shadow::add(Access& field, u16 mask, const Who& who) {
   Access mine = pack(who.comp, who.atomic, who.clock, mask);
-  if (!field) { field = mine; return; }
+  if (!field) {
+    field = mine;
+    return;
+  }
   auto absorb = [&](Access& a) {
     if (component(a) != who.comp || atomic_of(a) != who.atomic) return false;
-    if (clock_of(a) == (who.clock & 0x7fffff)) { a |= mask; return true; }
-    if (!(mask_of(a) & ~mask)) { a = mine; return true; }
+    if (clock_of(a) == (who.clock & 0x7fffff)) {
+      a |= mask;
+      return true;
+    }
+    if (!(mask_of(a) & ~mask)) {
+      a = mine;
+      return true;
+    }
     return false;
   };
   if ((field & LISTED) != LISTED) {
     if (absorb(field)) return;
     bool proxy = false;
-    if (!(mask_of(field) & ~mask) && ordered(field, who, proxy) && !proxy && !atomic_of(field)) { field = mine; return; }
+    if (!(mask_of(field) & ~mask) && ordered(field, who, proxy) && !proxy && !atomic_of(field)) {
+      field = mine;
+      return;
+    }
     u32 i = lists.make();
     lists.lists[i] = {field, mine};
     field = LISTED | i;
@@ -133,12 +146,16 @@ template void Shadow::touch<false>(size_t, size_t, u16, const Who&, Conflict&);
 
 void Shadow::range(bool is_write, u64 at, u64 n, const Who& who, Conflict& c) {
   auto go = [&](u64 granule, u64 count, u16 mask) {
-    if (is_write) write(granule, count, mask, who, c); else read(granule, count, mask, who, c);
+    if (is_write) write(granule, count, mask, who, c);
+    else read(granule, count, mask, who, c);
   };
   u64 end = at + n;
   u64 first = at / 16, last = (end - 1) / 16;
   u16 head = (u16)(0xffff << (at % 16)), tail = (u16)(0xffff >> (15 - (end - 1) % 16));
-  if (first == last) { go(first, 1, head & tail); return; }
+  if (first == last) {
+    go(first, 1, head & tail);
+    return;
+  }
   if (head != 0xffff) go(first++, 1, head);
   if (tail != 0xffff) go(last--, 1, tail);
   if (last + 1 > first) go(first, last + 1 - first, 0xffff);
@@ -154,21 +171,30 @@ Conflict Shadow::unordered_access(const Who& who, const std::function<bool(Acces
     for (bool is_write : {false, true}) {
       Access field = is_write ? g[i].write : g[i].read;
       if ((field & LISTED) != LISTED) one(field, is_write, i);
-      else for (Access a : lists.lists[(u32)field]) one(a, is_write, i);
+      else
+        for (Access a : lists.lists[(u32)field]) one(a, is_write, i);
     }
   return c;
 }
 
 void Shadow::mark(u64 at, u64 n) {
   for (u64 b = at; b < at + n;) {
-    if (b % 16 == 0 && b + 16 <= at + n) { written[b / 16] = 0xffff; b += 16; }
-    else { written[b / 16] |= (u16)(1 << (b % 16)); b++; }
+    if (b % 16 == 0 && b + 16 <= at + n) {
+      written[b / 16] = 0xffff;
+      b += 16;
+    } else {
+      written[b / 16] |= (u16)(1 << (b % 16));
+      b++;
+    }
   }
 }
 
 i64 Shadow::first_unwritten(u64 at, u64 n) const {
   for (u64 b = at; b < at + n;) {
-    if (written[b / 16] == 0xffff) { b = (b / 16 + 1) * 16; continue; }
+    if (written[b / 16] == 0xffff) {
+      b = (b / 16 + 1) * 16;
+      continue;
+    }
     if (!(written[b / 16] >> (b % 16) & 1)) return (i64)b;
     b++;
   }

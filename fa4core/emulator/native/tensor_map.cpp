@@ -14,10 +14,12 @@ TensorMap decode_map(const u8* raw) {
   t.element_bytes = bytes[t.element_code];
   t.swizzle = (int)(w[1] >> 13 & 3);
   if (t.rank > 5 || !t.element_bytes || (w[1] & 15) != 2)
-    throw Fatal("bounds", format("this is no tiled tensor map (second word 0x%llx)", (unsigned long long)w[1]));
+    throw Fatal("bounds", format("this is no tiled tensor map (second word 0x%llx)",
+                                 (unsigned long long)w[1]));
   u32 low[4] = {(u32)(w[1] >> 32), (u32)w[2], (u32)(w[2] >> 32), (u32)w[3]};
   t.stride[0] = (u64)t.element_bytes;
-  for (int d = 1; d < 5; d++) t.stride[d] = ((u64)low[d - 1] | (w[3] >> (32 + 4 * (d - 1)) & 15) << 32) * 16;
+  for (int d = 1; d < 5; d++)
+    t.stride[d] = ((u64)low[d - 1] | (w[3] >> (32 + 4 * (d - 1)) & 15) << 32) * 16;
   u32 size[5] = {(u32)w[4], (u32)(w[4] >> 32), (u32)w[5], (u32)(w[5] >> 32), (u32)w[6]};
   for (int d = 0; d < 5; d++) t.size[d] = (u64)size[d] + 1;
   t.box[0] = (u32)(w[6] >> 56) + 1;

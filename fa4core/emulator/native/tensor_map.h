@@ -1,6 +1,7 @@
 // The 128-byte tensor map and the box copy it describes: strides, bounds, zero fill, swizzles.
-// PTX ISA: "Tensors", "Tensor access modes", "Swizzling modes". The bit layout is that which CuTe DSL's
-// host code writes inline; it is not documented and was found by varying one parameter at a time.
+// PTX ISA: "Tensors", "Tensor access modes", "Swizzling modes". The bit layout is that which CuTe
+// DSL's host code writes inline; it is not documented and was found by varying one parameter at a
+// time.
 #pragma once
 #include <functional>
 
@@ -28,8 +29,8 @@ inline u32 swizzled(u32 a, int mode) {
   }
 }
 
-// Calls run(global address, offset in the box, bytes in bounds, bytes of the row) for every row of the
-// box at the coordinates; rows out of bounds have 0 bytes in bounds, `skip` those before them.
+// Calls run(global address, offset in the box, bytes in bounds, bytes of the row) for every row of
+// the box at the coordinates; rows out of bounds have 0 bytes in bounds, `skip` those before them.
 using RowFn = std::function<void(u64 address, u32 offset, u32 skip, u32 valid, u32 row_bytes)>;
 void for_rows(const TensorMap& t, const i32* coords, const RowFn& run);
 void for_gathered_rows(const TensorMap& t, const i32* coords, const RowFn& run);  // tile::gather4

@@ -1,8 +1,8 @@
 // A warp: the interpreter's loop, divergence, and what the warp knows of others' work.
 //
 // Diverged lanes form groups; the group with the lowest PC runs, and groups that meet join, which
-// reconverges structured code at its join points. A group that blocks lets the others run, as independent
-// thread scheduling does. PTX ISA: "SIMT architecture", "Control Flow Instructions".
+// reconverges structured code at its join points. A group that blocks lets the others run, as
+// independent thread scheduling does. PTX ISA: "SIMT architecture", "Control Flow Instructions".
 #include <algorithm>
 
 #include "machine.h"
@@ -51,7 +51,8 @@ bool Warp::regroup() {
   }
   size_t best = groups.size();
   for (size_t g = 0; g < groups.size(); g++)
-    if (groups[g].wait == Wait::None && (best == groups.size() || groups[g].pc < groups[best].pc)) best = g;
+    if (groups[g].wait == Wait::None && (best == groups.size() || groups[g].pc < groups[best].pc))
+      best = g;
   if (best < groups.size() && (!active || groups[best].pc < pc)) {
     LaneGroup next = groups[best];
     groups.erase(groups.begin() + (long)best);
@@ -67,13 +68,17 @@ bool Warp::regroup() {
   }
   if (active) return true;
   wait = groups[0].wait;
-  for (auto& g : groups) if (g.wait != Wait::Lanes) wait = g.wait;
+  for (auto& g : groups)
+    if (g.wait != Wait::Lanes) wait = g.wait;
   return false;
 }
 
 void Warp::split(u32 target, Mask taken) {
   Mask rest = active & ~taken;
-  if (!rest) { pc = target; return; }
+  if (!rest) {
+    pc = target;
+    return;
+  }
   if (target == pc) return;
   if (target < pc) {
     groups.push_back({pc, rest, Wait::None});
@@ -88,7 +93,8 @@ void Warp::split(u32 target, Mask taken) {
 void Warp::exit_lanes(Mask m) {
   live &= ~m;
   active &= ~m;
-  for (auto& g : groups) if (g.wait == Wait::Lanes) g.wait = Wait::None;  // fewer lanes to wait for
+  for (auto& g : groups)
+    if (g.wait == Wait::Lanes) g.wait = Wait::None;  // fewer lanes to wait for
   if (active) return;
   if (!live) {
     wait = Wait::Done;
@@ -102,7 +108,8 @@ void Warp::finish_load(size_t i) {
   loads.erase(loads.begin() + (long)i);
   for (u32 p : load.planes) pending_plane[p] = 0;
   if (load.perform) load.perform();
-  if (machine->race) {  // loads are done in order, so all up to this one count as done only if they are
+  if (machine->race) {  // loads are done in order, so all up to this one count as done only if they
+                        // are
     u32 done = loads.empty() ? load_number : loads.front().number - 1;
     u32& c = clock[comp(TMEM_LOAD)];
     if (done > c) c = done, clock_changed = true;
@@ -143,7 +150,8 @@ void Warp::settle(const std::vector<u32>& preds) {
 
 void Warp::release(Clock& to) {
   if (!machine->race) return;
-  if (to.empty()) to = clock; else join(to, clock);
+  if (to.empty()) to = clock;
+  else join(to, clock);
   clock[comp(GENERIC)]++;
   clock_changed = true;
 }
@@ -159,12 +167,16 @@ Snapshot Warp::snapshot() {
 // ---- ordering through memory ----
 
 static u64 sync_key(Warp& w, u64 address) {
-  return (address & WINDOW_MASK) == SHARED_WINDOW ? address ^ (u64)(w.cluster->number + 1) << 32 : address;
+  return (address & WINDOW_MASK) == SHARED_WINDOW ? address ^ (u64)(w.cluster->number + 1) << 32
+                                                  : address;
 }
 
 static void take(Warp& w, const Foreign& from) {
   for (auto& [cluster, clock] : from) {
-    if (cluster == w.cluster->number) { join(w.clock, *clock); continue; }
+    if (cluster == w.cluster->number) {
+      join(w.clock, *clock);
+      continue;
+    }
     bool have = false;
     for (auto& [c, s] : w.learnt) have |= c == cluster && s == clock;
     if (have) continue;
@@ -176,7 +188,8 @@ static void take(Warp& w, const Foreign& from) {
 
 static void give_learnt(Warp& w, const Clock& known, Foreign& to) {
   for (auto& v : w.cluster->warps)
-    for (u32 i = 0; i < known[v->comp(LEARNT)]; i++) join(to, Foreign{{v->learnt[i].first, v->learnt[i].second}});
+    for (u32 i = 0; i < known[v->comp(LEARNT)]; i++)
+      join(to, Foreign{{v->learnt[i].first, v->learnt[i].second}});
 }
 
 void observe(Warp& w, u64 address, bool acquire) {
@@ -184,7 +197,8 @@ void observe(Warp& w, u64 address, bool acquire) {
   if (!k.race) return;
   auto f = k.global_sync.find(sync_key(w, address));
   if (f == k.global_sync.end()) return;
-  if (acquire) take(w, f->second); else join(w.seen, f->second);
+  if (acquire) take(w, f->second);
+  else join(w.seen, f->second);
 }
 
 void publish(Warp& w, u64 address, bool release) {
