@@ -1,7 +1,8 @@
 """Builds the native core with the system's C++ compiler on first use, and loads it through ctypes.
 
-The library lies in the user's cache, named by the hash of its sources, the compiler and the flags; it is
-built elsewhere and renamed into place, so that processes that start together never see half of it.
+The library lies in the user's cache, named by the hash of its sources, the compiler and the
+flags; it is built elsewhere and renamed into place, so that processes that start together never
+see half of it.
 Who uses it: `fa4core.emulator.machine` only.
 """
 

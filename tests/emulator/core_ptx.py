@@ -1,8 +1,8 @@
 """Runs hand-written PTX on numpy arrays: what the tests of the core share.
 
-The body of a kernel finds the addresses of the arrays in %rd0, %rd1, ..., the thread's number in %r0, and
-the address of its dynamic shared memory in %r1. Registers: %p0-31, %h0-63 (16 bits), %r, %f (32 bits) and
-%rd (64 bits).
+The body of a kernel finds the addresses of the arrays in %rd0, %rd1, ..., the thread's number in
+%r0, and the address of its dynamic shared memory in %r1. Registers: %p0-31, %h0-63 (16 bits), %r,
+%f (32 bits) and %rd (64 bits).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def kinds(body: str, *arrays: np.ndarray, **options) -> set[str]:
 
 
 def per_thread(code: str, *inputs: np.ndarray, out: np.dtype | type = np.uint32) -> np.ndarray:
-    """`code` computes %r10 (or %rd10 for 8-byte results) from %r11, %r12, ... (%rd11, ... for 8-byte
+    """`code` computes %r10 (%rd10 for 8-byte results) from %r11, %r12, ... (%rd11, ... for 8-byte
     inputs), one element of each input per thread."""
     n = len(inputs[0])
     result = np.zeros(n, out)

@@ -16,6 +16,7 @@ C = rng.integers(0, 2**32, N, dtype=np.uint32)
 A[:6] = 0, 1, 2**31, 2**32 - 1, 2**31 - 1, 5
 B[:6] = 2**32 - 1, 0, 2**32 - 1, 2**31, 7, 33
 SIGNED = A.view(np.int32).astype(np.int64), B.view(np.int32).astype(np.int64)
+INSERTED = (B & ~np.uint32(0xFF0)) | (A & np.uint32(255)) << np.uint32(4)
 WIDE = A.astype(np.uint64), B.astype(np.uint64), C.astype(np.uint64)
 
 
@@ -48,7 +49,7 @@ def low(x) -> np.ndarray:
         ("brev.b32 %r10, %r11;", np.array([int(f"{x:032b}"[::-1], 2) for x in A], np.uint32)),
         ("bfe.u32 %r10, %r11, 5, 9;", A >> np.uint32(5) & np.uint32(511)),
         ("bfe.s32 %r10, %r11, 28, 8;", low(SIGNED[0] >> 28)),
-        ("bfi.b32 %r10, %r11, %r12, 4, 8;", (B & ~np.uint32(0xFF0)) | (A & np.uint32(255)) << np.uint32(4)),
+        ("bfi.b32 %r10, %r11, %r12, 4, 8;", INSERTED),
     ],
     ids=lambda value: value.split(" ")[0] if isinstance(value, str) else "",
 )  # fmt: skip
@@ -65,17 +66,11 @@ def test_wide_integers():
     want = [int(a) * int(b) + int(c) for a, b, c in zip(*SIGNED, WIDE[2], strict=True)]
     assert got.tolist() == [(w + 2**63) % 2**64 - 2**63 for w in want]
     code = "add.cc.u32 %r20, %r11, %r12; addc.u32 %r10, 0, 0;"
-    assert np.array_equal(
-        per_thread(code, A, B), (WIDE[0] + WIDE[1] >> np.uint64(32)).astype(np.uint32)
-    )
+    carries = (WIDE[0] + WIDE[1] >> np.uint64(32)).astype(np.uint32)
+    assert np.array_equal(per_thread(code, A, B), carries)
 
 
-F = rng.standard_normal(N).astype(np.float32) * np.float32(2) ** rng.integers(-30, 30, N).astype(
-    np.float32
-)
-G = rng.standard_normal(N).astype(np.float32) * np.float32(2) ** rng.integers(-30, 30, N).astype(
-    np.float32
-)
+F, G = (np.ldexp(rng.standard_normal(N), rng.integers(-30, 30, N)).astype(np.float32) for _ in "FG")
 H = (rng.standard_normal(N) * 100).astype(np.float32)
 
 
@@ -112,14 +107,12 @@ def test_packed_rounds_down():
     code = """mov.b64 %rd20, {%r11, %r12}; mov.b64 %rd21, {%r13, %r13};
     add.rm.f32x2 %rd22, %rd20, %rd21; mov.b64 {%r10, %r30}, %rd22; xor.b32 %r10, %r10, %r30;"""
     got = per_thread(code, F, G, H)
-    halves = [
-        [
-            rounded(Fraction(float(a)) + Fraction(float(c)), "rm").view(np.uint32)
-            for a, c in zip(x, H, strict=True)
-        ]
-        for x in (F, G)
-    ]
-    assert np.array_equal(got, np.bitwise_xor(*np.array(halves, np.uint32)))
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        exact = [Fraction(float(a)) + Fraction(float(c)) for a, c in zip(x, H, strict=True)]
+        return np.array([rounded(y, "rm") for y in exact], np.float32).view(np.uint32)
+
+    assert np.array_equal(got, sums(F) ^ sums(G))
 
 
 def test_extremes_and_nan():
@@ -166,11 +159,8 @@ def test_bfloat_and_half_conversions():
     want = (bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
     got = per_thread("cvt.rn.bf16x2.f32 %r10, %r12, %r11;", x, np.zeros_like(x))
     assert np.array_equal(got.astype(np.uint64), want)
-    back = per_thread(
-        "{.reg .b16 h; cvt.u16.u32 h, %r11; cvt.f32.f16 %r10, h;}",
-        half.astype(np.uint32),
-        out=np.float32,
-    )
+    code = "{.reg .b16 h; cvt.u16.u32 h, %r11; cvt.f32.f16 %r10, h;}"
+    back = per_thread(code, half.astype(np.uint32), out=np.float32)
     assert np.array_equal(back, half.astype(np.uint16).view(np.float16).astype(np.float32))
 
 

@@ -99,3 +99,14 @@ def test_unwritten_global_memory():
     load = "mul.wide.u32 %rd51, %r0, 4; add.s64 %rd51, %rd51, %rd1; ld.global.b32 %r10, [%rd51];"
     assert kinds(load + STORE, a, b, fresh=(1,)) == {"uninitialised"}
     assert kinds(load + STORE, a, b) == set()
+
+
+def test_printf(capfd):
+    body = """setp.gt.u32 %p1, %r0, 1; @%p1 bra end; cvt.rn.f64.u32 %rd20, %r0;
+    { .param .b64 param0; .param .b64 param1; .param .b32 retval0; .local .align 8 .b8 depot[16];
+    .reg .b64 p; mov.b64 p, depot; st.local.b32 [p], %r0; st.local.b64 [p+8], %rd20;
+    cvta.local.u64 p, p;
+    st.param.b64 [param0], %rd0; st.param.b64 [param1], p;
+    call.uni (retval0), vprintf, (param0, param1); } end:"""
+    run(body, np.frombuffer(bytearray(b"thread %d, %.1f%%\n\0"), np.uint8))
+    assert capfd.readouterr().out == "thread 0, 0.0%\nthread 1, 1.0%\n"

@@ -1,6 +1,6 @@
 """Barriers, asynchronous copies, ordering and the detectors of the core, on hand-written PTX.
 
-Every bug has its correct twin beside it, so that a detector that fires too easily fails here as well.
+Every bug has its correct twin beside it: a detector that fires too easily fails here as well.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_deadlock_says_who_waits_for_what():
     [
         ("mbarrier.arrive.shared.b64 _, [%r1];", "more arrival"),
         ("mbarrier.arrive.shared.b64 _, [%r1+8];", "no mbarrier was initialised"),
-        ("mbarrier.expect_tx.shared.b64 [%r1], 1048575; mbarrier.expect_tx.shared.b64 [%r1], 1;", "2^20"),
+        ("mbarrier.expect_tx.shared.b64 [%r1], 1048575;", "2^20"),
     ],
     ids=["one too many", "wrong address", "too many bytes"],
 )  # fmt: skip
@@ -159,9 +159,8 @@ def test_cp_async_needs_its_wait_and_its_fence():
         for seed in SEEDS:
             _, source = arrays()
             _, target = arrays()
-            body = (
-                "setp.gt.u32 %p5, %r0, 15; @%p5 bra join;" + CP_ASYNC + "join:" + middle + TO_BULK
-            )
+            half = "setp.gt.u32 %p5, %r0, 15; @%p5 bra join;" + CP_ASYNC + "join:"
+            body = half + middle + TO_BULK
             found = kinds(body, np.zeros(1), source, target, block=32, smem=256, seed=seed)
             assert found <= expected, middle
             assert bool(found) == bool(expected), middle
@@ -211,8 +210,8 @@ def test_two_ctas_write_one_place():
 def test_cluster_barrier_and_remote_memory():
     body = (
         ADDRESS
-        + """mov.u32 %r5, %cluster_ctarank; add.u32 %r10, %r5, 10; st.shared.b32 [%r1], %r10;
-    {first} xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r7, %r1, %r6;
+        + """mov.u32 %r5, %cluster_ctarank; add.u32 %r10, %r5, 10;
+    st.shared.b32 [%r1], %r10; {first} xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r7, %r1, %r6;
     ld.shared::cluster.b32 %r10, [%r7]; {last}
     setp.eq.u32 %p3, %r5, 0; @%p3 bra end; st.global.b32 [%rd50], %r10; end:"""
     )

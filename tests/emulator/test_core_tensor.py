@@ -9,14 +9,13 @@ from core_ptx import findings, kinds, run
 SEEDS = range(6)
 ALLOC = """setp.gt.u32 %p1, %r0, 31; @%p1 bra have;
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64; have:
-bar.sync 0; ld.shared.b32 %r2, [%r1]; and.b32 %r3, %r0, 96; shl.b32 %r3, %r3, 16; add.u32 %r4, %r2, %r3;"""
+bar.sync 0; ld.shared.b32 %r2, [%r1]; and.b32 %r3, %r0, 96; shl.b32 %r3, %r3, 16;
+add.u32 %r4, %r2, %r3;"""
 FREE = """bar.sync 0; @%p1 bra gone;
 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 64; gone:"""
 ADDRESS = "mul.wide.u32 %rd50, %r0, 4; add.s64 %rd50, %rd50, %rd0;"
-ST, LD = (
-    "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {%r0};",
-    "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r10}, [%r4];",
-)
+ST = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {%r0};"
+LD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r10}, [%r4];"
 WAIT_ST, WAIT_LD = "tcgen05.wait::st.sync.aligned;", "tcgen05.wait::ld.sync.aligned;"
 STORE = "st.global.b32 [%rd50], %r10;"
 
@@ -24,13 +23,8 @@ STORE = "st.global.b32 [%rd50], %r10;"
 def test_tensor_memory_round_trip():
     for seed in SEEDS:
         out = np.zeros(128, np.uint32)
-        run(
-            ADDRESS + ALLOC + ST + WAIT_ST + LD + WAIT_LD + STORE + FREE,
-            out,
-            block=128,
-            smem=64,
-            seed=seed,
-        )
+        body = ADDRESS + ALLOC + ST + WAIT_ST + LD + WAIT_LD + STORE + FREE
+        run(body, out, block=128, smem=64, seed=seed)
         assert out.tolist() == list(range(128))
 
 

@@ -2,8 +2,8 @@
 
 A mutation edits the PTX of one case by a rule of `rules`. It counts as found by a kind of report,
 or as "value" when the result is wrong although no report came (a wrong swizzle harms nothing but
-the numbers). The unmutated kernels are the control: `test_kernels` runs them under the same seeds with
-every detector on.
+the numbers). The unmutated kernels are the control: `test_kernels` runs them under the same seeds
+with every detector on.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ value at 8; id 4 is the cluster's dimensions), as the DSL's IR shows them.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 
 from fa4core.compile.targets import Target
@@ -61,9 +62,12 @@ def read_launch(config: _LaunchConfig, ptx: str, name: str, params: tuple[bytes,
     )
 
 
+_ARGUMENTS = re.compile(r"_(?:tensor|TiledMMA|CopyAtom|object_at|Tensor).*|_\d+$")
+
+
 def _short(kernel: str) -> str:
     """The Python name of the kernel function inside the DSL's mangled one."""
-    return kernel.removeprefix("kernel_cutlass_").split("_tensorptr")[0].split("_object_at")[0]
+    return _ARGUMENTS.sub("", kernel.removeprefix("kernel_cutlass_"))
 
 
 class Listener:

@@ -79,7 +79,7 @@ class _Stream:
         pass
 
     def elapsed_time(self, other: _Stream) -> float:
-        return 0.0
+        return 1.0  # ms; scripts divide by it
 
     def query(self) -> bool:
         return True
@@ -125,6 +125,13 @@ def _patch_bindings(patches: Patches, target: Target, num_sms: int) -> None:
         "cuCtxCreate": (ok, driver.CUcontext(1)),
         "cuCtxSynchronize": (ok,),
         "cuStreamSynchronize": (ok,),
+        "cuStreamCreate": (ok, driver.CUstream(0)),
+        "cuStreamDestroy": (ok,),
+        "cuEventCreate": (ok, driver.CUevent(1)),
+        "cuEventRecord": (ok,),
+        "cuEventSynchronize": (ok,),
+        "cuEventElapsedTime": (ok, 1.0),  # ms; scripts divide by it
+        "cuEventDestroy": (ok,),
         "cuDriverGetVersion": (ok, 13_000),
     }
     for name, answer in answers.items():

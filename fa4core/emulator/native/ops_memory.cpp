@@ -162,6 +162,9 @@ void decode_access(Decoder& d, bool is_store) {
   x.n[0] = bytes, x.n[1] = count;
   d.ins.a[1] = d.address(mem);
   int space = space_of(d);
+  const Operand& base = d.op(mem).parts.at(0);
+  if (space == 3 && base.kind == Operand::Symbol && d.p.entry->local.count(base.name))
+    space = 2;  // an argument of a call
   bool strong = false;
   for (auto* s : WEAK_MODS) strong |= d.has(s);
   bool order = d.has(is_store ? "release" : "acquire");
@@ -291,6 +294,7 @@ void decode_cp_async(Decoder& d) {  // the non-bulk forms
 void register_memory(Table& t) {
   t["ld"] = [](Decoder& d) { decode_access(d, false); };
   t["ldu"] = t["ld"];
+  t["call"] = decode_call;
   t["st"] = [](Decoder& d) {
     if (d.has("async")) decode_st_async(d);
     else decode_access(d, true);

@@ -239,7 +239,21 @@ void Parser::statement() {
     at++;
     st.mods.push_back(directive());
   }
-  if (st.opcode == "call") {
+  if (st.opcode == "call") {  // results, callee and arguments as words; see ops_call.cpp
+    Operand words;
+    words.kind = Operand::Vector;
+    while (at < s.size() && peek() != ';') {
+      skip();
+      if (!is_name_start(peek())) {
+        at++;
+        continue;
+      }
+      Operand o;
+      o.kind = Operand::Symbol;
+      o.name = name();
+      words.parts.push_back(o);
+    }
+    st.ops.push_back(words);
     skip_statement();
     entry->code.push_back(std::move(st));
     return;
@@ -297,7 +311,7 @@ void Parser::body() {
       if (d == "reg") declare_registers();
       else if (d == "loc") loc();
       else if (d == "pragma") skip_statement();
-      else if (d == "local" || d == "shared") variable(d);
+      else if (d == "local" || d == "shared" || d == "param") variable(d);
       else fail("unknown directive ." + d + " in a body");
       continue;
     }

@@ -158,7 +158,9 @@ void Parser::variable(const std::string& space) {
       v.address = unsized_ ? ~0ull : 0;
       m.globals["shared " + v.name] = v;
     }
-  } else if (space == "local") {
+  } else if (space == "local" || space == "param") {  // arguments of calls live in local memory
+    auto f = entry->local.find(v.name);
+    if (f != entry->local.end() && f->second.bytes >= v.bytes) return;
     u32 a = (entry->local_bytes + v.align - 1) / v.align * v.align;
     v.address = a;
     entry->local_bytes = a + (u32)v.bytes;

@@ -19,5 +19,6 @@ void track(Warp& w, const u64* addresses, u32 bytes, Mask m, bool write, int fla
 void lane_addresses(Warp& w, const Ins& i, u32 plane, int space, Mask m, u64* a);
 void decode_cp_async(Decoder& d);
 void decode_st_async(Decoder& d);
+void decode_call(Decoder& d);
 
 }  // namespace emu
