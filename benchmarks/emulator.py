@@ -67,10 +67,10 @@ def measure(
 
 def attention_rows(repeat: int) -> list[Row]:
     """FA4, 1024 x 1024, d = 128, two heads: 128 tiles."""
-    import test_peers  # noqa: PLC0415
+    import test_peers
 
     test_peers._stand_in_for_triton()
-    from flash_attn.cute import interface  # noqa: PLC0415
+    from flash_attn.cute import interface
 
     def make() -> list[torch.Tensor]:
         return [torch.randn(1, 1024, 2, 128).bfloat16().requires_grad_() for _ in "qkv"]
@@ -98,9 +98,9 @@ def attention_rows(repeat: int) -> list[Row]:
 
 def product_row(repeat: int) -> Row:
     """512 x 512 x 512 in bf16 by the suite's one-CTA kernel."""
-    from cutlass import cute  # noqa: PLC0415
-    from kernels import gemm_sm100  # noqa: PLC0415
-    from kernels.case import view  # noqa: PLC0415
+    from cutlass import cute
+    from kernels import gemm_sm100
+    from kernels.case import view
 
     a, b = (torch.randn(512, 512).bfloat16() for _ in "ab")
     compiled: list[Callable[..., object]] = []

@@ -43,7 +43,7 @@ def cross_compile(
     """
     chosen = resolve(target)
     with dsl_settings(chosen, runtime, rewrite, line_info=line_info):
-        from cutlass import cute  # noqa: PLC0415
+        from cutlass import cute
 
         compiled = cute.compile(function, *args, options=options, **kwargs)
     return Compiled(artifact_of(compiled, chosen), compiled)

@@ -42,10 +42,10 @@ def import_dsl() -> ModuleType:
             "CuTe DSL is not installed: pip install nvidia-cutlass-dsl (Linux only)"
         )
     with hidden_arguments():
-        import cutlass  # noqa: PLC0415
-        from cutlass.base_dsl.compiler import Compiler  # noqa: PLC0415
-        from cutlass.base_dsl.dsl import BaseDSL  # noqa: PLC0415
-        from cutlass.cutlass_dsl.cuda_jit_executor import (  # noqa: PLC0415
+        import cutlass
+        from cutlass.base_dsl.compiler import Compiler
+        from cutlass.base_dsl.dsl import BaseDSL
+        from cutlass.cutlass_dsl.cuda_jit_executor import (
             CudaDialectJitCompiledFunction,
         )
     if not hasattr(BaseDSL.diagnostic, "__wrapped__"):
@@ -92,22 +92,22 @@ def _wrap_compile(compiler: Any) -> None:
 
 
 def _known_libraries() -> str | None:
-    from cutlass.base_dsl.env_manager import get_prefix_dsl_libs  # noqa: PLC0415
+    from cutlass.base_dsl.env_manager import get_prefix_dsl_libs
 
     return get_prefix_dsl_libs("CUTE_DSL")
 
 
 def _singletons() -> list[Any]:
     """Every DSL front of this process (CuTe DSL and its experimental sibling)."""
-    from cutlass.base_dsl.dsl import DSLSingletonMeta  # noqa: PLC0415
-    from cutlass.cutlass_dsl import CuTeDSL  # noqa: PLC0415
+    from cutlass.base_dsl.dsl import DSLSingletonMeta
+    from cutlass.cutlass_dsl import CuTeDSL
 
     CuTeDSL._get_dsl()
     return list(DSLSingletonMeta._instances.values())
 
 
 def _forget_environment() -> None:
-    from cutlass.base_dsl import env_manager  # noqa: PLC0415
+    from cutlass.base_dsl import env_manager
 
     env_manager.get_str_env_var.cache_clear()
 

@@ -1,19 +1,21 @@
-"""The GPUs that kernels are compiled for, as values: no driver is asked.
+"""The GPUs that kernels are compiled for and emulated on, as values: no driver is asked.
 
 Limits per SM, CTA and thread are those of the CUDA programming guide's table of technical
-specifications per compute capability; clocks, SM counts and unit rates are those of the data
-sheets and of the FlashAttention-4 paper (section 2). A field marked "assumed" has no public
-source. Used by the compiler front, the emulator, the planner and the models.
+specifications per compute capability. Names, SM counts and cache sizes come from
+`fa4core.plan.target`, the one home of the numbers that plans are made from. Used by the compiler
+front and the emulator.
 """
 
 from __future__ import annotations
 
 import attrs
 
+from fa4core.plan import target as planned
+
 
 @attrs.frozen
 class Target:
-    """One GPU model. Sizes are bytes, rates are per SM and clock."""
+    """One GPU model. Sizes are bytes."""
 
     name: str  # "sm100": what users write
     arch: str  # "sm_100a": what the compiler is told; the suffix a unlocks tcgen05 and wgmma
@@ -22,12 +24,9 @@ class Target:
     num_sms: int
     clock_ghz: float
     l2_bytes: int
-    mma_flops: int  # dense bf16
-    exp_rate: int  # MUFU operations
-    smem_per_cta: int = 232_448  # 227 KB, after opting in
+    smem_per_cta: int  # after opting in
     smem_per_sm: int = 233_472  # 228 KB
     smem_reserved_per_cta: int = 1_024  # taken by the system from each CTA's share
-    smem_read_rate: int = 128
     registers_per_sm: int = 65_536
     registers_per_thread: int = 255
     threads_per_sm: int = 2_048
@@ -36,7 +35,6 @@ class Target:
     warps_per_sm: int = 64
     tmem_columns: int = 0  # of 128 lanes x 32 bit
     max_cluster: int = 16  # 8 without opting in to non-portable sizes
-    fma_lanes: int = 128
 
     @property
     def has_tcgen05(self) -> bool:
@@ -46,46 +44,27 @@ class Target:
     def has_wgmma(self) -> bool:
         return self.compute_capability[0] == 9
 
-    @property
-    def peak_tflops(self) -> float:
-        """Dense bf16 matrix throughput of the whole GPU."""
-        return self.mma_flops * self.num_sms * self.clock_ghz / 1e3
+
+def _device(
+    plan: planned.Target, compute_capability: tuple[int, int], tmem_columns: int = 0
+) -> Target:
+    rates = plan.measured
+    return Target(
+        name=plan.name,
+        arch=plan.arch,
+        device_name=plan.title,
+        compute_capability=compute_capability,
+        num_sms=rates.sms,
+        clock_ghz=rates.clock_ghz,
+        l2_bytes=rates.l2_bytes,
+        smem_per_cta=plan.smem_per_cta,
+        tmem_columns=tmem_columns,
+    )
 
 
-SM90 = Target(
-    name="sm90",
-    arch="sm_90a",
-    device_name="NVIDIA H200",
-    compute_capability=(9, 0),
-    num_sms=132,
-    clock_ghz=1.83,
-    l2_bytes=50 * 2**20,
-    mma_flops=4_096,
-    exp_rate=16,
-)
-
-SM100 = Target(
-    name="sm100",
-    arch="sm_100a",
-    device_name="NVIDIA B200",
-    compute_capability=(10, 0),
-    num_sms=148,
-    clock_ghz=1.85,
-    l2_bytes=126 * 2**20,
-    mma_flops=8_192,
-    exp_rate=16,
-    tmem_columns=512,
-)
-
-SM103 = attrs.evolve(
-    SM100,
-    name="sm103",
-    arch="sm_103a",
-    device_name="NVIDIA B300",
-    compute_capability=(10, 3),
-    exp_rate=32,
-    # num_sms and clock_ghz: assumed equal to the B200's
-)
+SM90 = _device(planned.SM90, (9, 0))
+SM100 = _device(planned.SM100, (10, 0), tmem_columns=512)
+SM103 = _device(planned.SM103, (10, 3), tmem_columns=512)
 
 TARGETS = {target.name: target for target in (SM90, SM100, SM103)}
 

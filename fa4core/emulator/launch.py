@@ -97,12 +97,3 @@ class EmulatorError(RuntimeError):
         shown = "\n".join(str(report) for report in reports[:10])
         more = f"\n({len(reports) - 10} more)" if len(reports) > 10 else ""
         super().__init__(f"{len(reports)} finding(s) in emulated kernel\n{shown}{more}")
-
-
-def __getattr__(name: str) -> object:
-    """`Machine` lives beside its native half and is found here under its agreed name."""
-    if name == "Machine":
-        from fa4core.emulator.machine import Machine  # noqa: PLC0415  (it imports this module)
-
-        return Machine
-    raise AttributeError(name)

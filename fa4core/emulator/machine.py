@@ -1,7 +1,7 @@
 """One emulated GPU: the thin Python side of the native core.
 
 It turns `Launch` values into calls of the core and the core's JSON into `Statistics` and `Report`s.
-Who uses it: `fa4core.emulator.session`; it is found as `fa4core.emulator.launch.Machine`.
+Who uses it: `fa4core.emulator.session`, and tests of the core.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from fa4core.compile.targets import resolve
 from fa4core.emulator import native
 from fa4core.emulator.launch import (
     DETECTORS,
@@ -24,7 +25,6 @@ from fa4core.emulator.launch import (
 
 _FLAGS = {"uninitialised": 1, "race": 2, "bounds": 4, "tmem": 8, "barrier": 16, "registers": 32}
 _TIMELINE = 64
-NUM_SMS = {"sm90": 132, "sm100": 148, "sm103": 148}
 
 
 def detectors(detect: frozenset[str] | str) -> frozenset[str]:
@@ -47,10 +47,8 @@ class Machine:
         num_sms: int | None = None,
         timeline: bool = False,
     ):
-        if target not in NUM_SMS:
-            raise ValueError(f"unknown target {target!r}; there are {sorted(NUM_SMS)}")
         self.target, self.seed, self.detect = target, seed, detectors(detect)
-        self.num_sms = num_sms or NUM_SMS[target]
+        self.num_sms = num_sms or resolve(target).num_sms
         flags = sum(_FLAGS[name] for name in self.detect) + (_TIMELINE if timeline else 0)
         self._core = native.library()
         self._handle = self._core.emu_create(target.encode(), seed, flags, self.num_sms)

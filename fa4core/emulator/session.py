@@ -27,7 +27,8 @@ from fa4core.emulator.host import calls, library, modules
 from fa4core.emulator.host.disguise import disguise
 from fa4core.emulator.host.memory import Memory, WatchTorch
 from fa4core.emulator.host.rewrite import rewrite
-from fa4core.emulator.launch import Allocation, Launch, Machine, Statistics
+from fa4core.emulator.launch import Allocation, Launch, Statistics
+from fa4core.emulator.machine import Machine
 
 _open_session: Session | None = None
 

@@ -37,8 +37,8 @@ def draw(statistics: Statistics, cta: int = 0) -> Figure:
     """
     if not statistics.timeline:
         raise ValueError("there is no timeline: open the emulator with timeline=True")
-    from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     rows = lanes(statistics.timeline, cta)
     figure = Figure(figsize=(12, 0.4 * len(rows) + 1.5), layout="constrained")

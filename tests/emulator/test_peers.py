@@ -25,7 +25,7 @@ def _stand_in_for_triton() -> None:
     """FA4 imports quack, whose autotuner imports triton; nothing of either runs here."""
     if importlib.util.find_spec("triton") is not None:
         return
-    import torch._dynamo  # noqa: F401, PLC0415  (looks for a real triton when imported)
+    import torch._dynamo  # noqa: F401  (looks for a real triton when imported)
 
     triton = types.ModuleType("triton")
     triton.runtime = types.SimpleNamespace(  # type: ignore[attr-defined]
@@ -40,11 +40,11 @@ def _stand_in_for_triton() -> None:
 @pytest.fixture(scope="module")
 def interface():
     _stand_in_for_triton()
-    from fa4core.compile import import_dsl  # noqa: PLC0415
+    from fa4core.compile import import_dsl
 
     import_dsl()
     try:
-        from flash_attn.cute import interface as module  # noqa: PLC0415
+        from flash_attn.cute import interface as module
     except ImportError as error:
         pytest.skip(f"flash_attn.cute cannot be imported: {error}")
     return module

@@ -88,7 +88,7 @@ class Listener:
         self._error: BaseException | None = None
         self._callback = _CALLBACK(self._on_launch)  # kept alive here
 
-    def _on_launch(self, config, image, name, arguments) -> int:  # type: ignore[no-untyped-def]
+    def _on_launch(self, config, image, name, arguments) -> int:
         try:
             kernel, ptx = name.decode(), modules.ptx_of(image)
             sizes = [size for _, size in self._parameters(ptx, kernel)]

@@ -75,7 +75,7 @@ def disguise(
 ) -> Iterator[None]:
     """exported: told of each tensor whose address may reach a kernel. finish: called after each
     call of compiled host code; raises what went wrong inside a launch."""
-    import tvm_ffi  # noqa: F401, PLC0415  (importing it later would put its C table back)
+    import tvm_ffi  # noqa: F401  (importing it later would put its C table back)
 
     patches = Patches()
     try:
@@ -110,9 +110,9 @@ def _patch_tensors(patches: Patches, exported: Callable[[torch.Tensor], None]) -
 
 
 def _patch_calls(patches: Patches, finish: Callable[[], None]) -> None:
-    import tvm_ffi  # noqa: PLC0415
-    from cutlass.base_dsl.jit_executor import JitExecutor  # noqa: PLC0415
-    from cutlass.cutlass_dsl import cuda_jit_executor, tvm_ffi_provider  # noqa: PLC0415
+    import tvm_ffi
+    from cutlass.base_dsl.jit_executor import JitExecutor
+    from cutlass.cutlass_dsl import cuda_jit_executor, tvm_ffi_provider
 
     def visible(argument: Any) -> Any:
         if isinstance(argument, torch.Tensor):
@@ -154,7 +154,7 @@ def _patch_calls(patches: Patches, finish: Callable[[], None]) -> None:
 
 
 def _patch_hardware_info(patches: Patches, target: Target, num_sms: int) -> None:
-    from cutlass.utils import HardwareInfo  # noqa: PLC0415
+    from cutlass.utils import HardwareInfo
 
     def construct(self: Any, device_id: int = 0) -> None:
         self.device_id = device_id

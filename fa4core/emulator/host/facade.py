@@ -112,7 +112,7 @@ def _properties(target: Target, num_sms: int) -> types.SimpleNamespace:
 
 def _patch_bindings(patches: Patches, target: Target, num_sms: int) -> None:
     """The few calls that scripts make to cuda-python's driver and runtime themselves."""
-    from cuda.bindings import driver, runtime  # noqa: PLC0415
+    from cuda.bindings import driver, runtime
 
     ok, fine = driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess
     attributes = {int(number): value for number, value in device_attributes(target, num_sms)}
@@ -141,8 +141,8 @@ def _patch_bindings(patches: Patches, target: Target, num_sms: int) -> None:
     )
     for name in ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaSetDevice"):
         patches.set(runtime, name, lambda *args: (fine,))
-    for name, answer in {"cudaGetDeviceCount": 1, "cudaGetDevice": 0}.items():
-        patches.set(runtime, name, lambda *args, _answer=answer: (fine, _answer))
+    for name, number in {"cudaGetDeviceCount": 1, "cudaGetDevice": 0}.items():
+        patches.set(runtime, name, lambda *args, _number=number: (fine, _number))
 
 
 @contextlib.contextmanager

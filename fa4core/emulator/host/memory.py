@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fa4core.emulator.launch import Allocation, Machine
+from fa4core.emulator.launch import Allocation
+from fa4core.emulator.machine import Machine
 
 _EMPTY = frozenset(
     {

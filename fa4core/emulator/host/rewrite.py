@@ -19,7 +19,7 @@ _REFERENCES = ("callee", "global_name")  # of llvm.call and llvm.mlir.addressof
 
 def rewrite(module: Any) -> None:
     """Rename the run-time calls of an MLIR module, in place."""
-    from cutlass._mlir import ir  # noqa: PLC0415
+    from cutlass._mlir import ir
 
     def visit(operation: Any) -> Any:
         attributes = operation.attributes
