@@ -6,6 +6,7 @@ are checked where that is free: those of tensors on an accelerator are not read.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Literal
 
@@ -46,7 +47,7 @@ def _integer(value: int | torch.Tensor, what: str, least: int, axis: str) -> tor
         if value.device.type == "cpu" and value.numel() and int(value.min()) < least:
             raise ValueError(f"{what} has the value {int(value.min())}; accepted is {accepted}")
         return value
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"{what}={value!r}; accepted is {accepted}")
     if value < least:
         raise ValueError(f"{what}={value}; accepted is {accepted}")

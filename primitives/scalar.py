@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 
 
@@ -26,6 +28,8 @@ def parameter(value: bool | int | float | torch.Tensor) -> torch.Tensor:
                 f"a parameter is one number; got a tensor of shape {tuple(value.shape)}"
             )
         return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        value = int(value)  # numpy's integers too
     if not isinstance(value, bool | int | float):
         raise TypeError(f"a parameter is a bool, int, float or 0-d tensor; got {value!r}")
     dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)

@@ -30,6 +30,9 @@ class Schedule:
             time of their longest tile.
         num_splits: Shares of the keys, with `coordinates="split_kv"`; 1 otherwise.
         l2_sections: Group heads so that their keys and values fit the L2 cache.
+
+    Raises:
+        ValueError, TypeError: A choice that there is not, or splits without `split_kv`.
     """
 
     coordinates: Coordinates = attrs.field(default="heads", validator=_one_of(Coordinates))
@@ -39,6 +42,8 @@ class Schedule:
     l2_sections: bool = True
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.num_splits, int) or isinstance(self.num_splits, bool):
+            raise TypeError(f"num_splits={self.num_splits!r}; an int is accepted")
         if self.num_splits < 1 or (self.num_splits > 1) != (self.coordinates == "split_kv"):
             raise ValueError(
                 f"num_splits={self.num_splits} with coordinates={self.coordinates!r}; more than "
@@ -47,5 +52,9 @@ class Schedule:
 
 
 def split_kv(num_splits: int) -> Schedule:
-    """Share the keys of a tile among `num_splits` workers and combine (decode)."""
+    """Share the keys of a tile among `num_splits` workers and combine (decode).
+
+    Args:
+        num_splits: At least 2.
+    """
     return Schedule(coordinates="split_kv", num_splits=num_splits)

@@ -43,7 +43,15 @@ class Sink:
 
 
 def define(function: Callable[..., torch.Tensor]) -> Sink:
-    """A sink from `function(b, h, q_idx) -> logit`."""
+    """A sink from a plain Python function.
+
+    Args:
+        function: `function(b, h, q_idx) -> logit`, a 0-d float tensor. It may close over tensors:
+            those that require grad receive gradients.
+
+    Raises:
+        DefinitionError: The function can't be traced or returns something that is not a logit.
+    """
     expr, rule = trace_with_derivative(function, VARIABLES, "sink")
     return Sink(expr, rule, name_of(function))
 
@@ -53,6 +61,9 @@ def learned(logits: torch.Tensor) -> Sink:
 
     Args:
         logits: (heads_q,), floating point; receives a gradient if it requires one.
+
+    Raises:
+        TypeError: Another dtype or shape.
     """
     if not isinstance(logits, torch.Tensor) or logits.dim() != 1:
         shape = tuple(getattr(logits, "shape", ()))
@@ -64,6 +75,10 @@ def learned(logits: torch.Tensor) -> Sink:
 
 
 def constant(logit: float = 0.0) -> Sink:
-    """The same logit everywhere; 0 gives "softmax plus one". A new value compiles nothing."""
+    """The same logit everywhere; 0 gives "softmax plus one". A new value compiles nothing.
+
+    Args:
+        logit: A number; minus infinity is no sink.
+    """
     value = parameter(float(logit))
     return attrs.evolve(define(lambda b, h, q_idx: value), name=f"constant({logit})")

@@ -36,14 +36,18 @@ class BlockMap:
         if self.full is None and self.partial is None:
             raise ValueError("a block map needs full blocks, partial blocks, or both; got neither")
         for name in ("block_q", "block_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; a positive int is accepted")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r}; a positive int is accepted")
         for name in ("full", "partial"):
-            matrix = getattr(self, name)
-            if matrix is not None and (matrix.dtype != torch.bool or matrix.dim() != 4):
-                raise TypeError(
-                    f"{name} is {matrix.dtype} of shape {tuple(matrix.shape)}; a bool tensor of "
-                    "shape (batch or 1, heads or 1, blocks_q, blocks_k) is accepted"
+            if (matrix := getattr(self, name)) is not None:
+                _check_matrix(name, matrix)
+        if self.full is not None and self.partial is not None:
+            full, partial = tuple(self.full.shape), tuple(self.partial.shape)
+            if full[2:] != partial[2:]:
+                raise ValueError(
+                    f"full has {full[2]} x {full[3]} blocks and partial {partial[2]} x "
+                    f"{partial[3]}; they must agree"
                 )
 
     def apply(self, mask: Mask) -> Mask:
@@ -64,6 +68,17 @@ class BlockMap:
         return algebra.gather(Capture(matrix), (b, h, i, j))
 
 
+def _check_matrix(name: str, matrix: torch.Tensor) -> None:
+    if not isinstance(matrix, torch.Tensor) or matrix.dtype != torch.bool or matrix.dim() != 4:
+        given = type(matrix).__name__
+        if isinstance(matrix, torch.Tensor):
+            given = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
+        raise TypeError(
+            f"{name} is {given}; a bool tensor of shape (batch or 1, heads or 1, blocks_q, "
+            "blocks_k) is accepted"
+        )
+
+
 def _four_dimensional(blocks: torch.Tensor) -> torch.Tensor:
     if blocks.dim() not in (2, 3, 4):
         raise ValueError(
@@ -78,7 +93,12 @@ def from_blocks(blocks: torch.Tensor, block_q: int = 128, block_k: int = 128) ->
 
     Args:
         blocks: bool (blocks_q, blocks_k), (heads, blocks_q, blocks_k) or
-            (batch, heads, blocks_q, blocks_k).
+            (batch, heads, blocks_q, blocks_k), any strides.
+        block_q: Queries in a block.
+        block_k: Keys in a block.
+
+    Raises:
+        TypeError, ValueError: Another dtype or rank, or a block size below 1.
     """
     return BlockMap(None, _four_dimensional(blocks), block_q, block_k)
 
@@ -89,15 +109,26 @@ def from_topk(
     """Attend to the key blocks named for each query block; the variant's mask decides inside.
 
     Args:
-        indices: integer (..., blocks_q, k): key blocks of each query block; negative ones are
-            padding. Repeated ones count once.
+        indices: integer (blocks_q, k), (heads, blocks_q, k) or (batch, heads, blocks_q, k): key
+            blocks of each query block; negative ones are padding. Repeated ones count once.
         num_blocks_k: Number of key blocks.
+        block_q: Queries in a block.
+        block_k: Keys in a block.
 
     Raises:
-        ValueError: An index is not below `num_blocks_k`.
+        TypeError, ValueError: Another dtype or rank, or an index that is not below `num_blocks_k`.
     """
+    if not isinstance(indices, torch.Tensor):
+        raise TypeError(f"indices is a {type(indices).__name__}; an integer tensor is accepted")
     if indices.dtype.is_floating_point or indices.dtype == torch.bool:
         raise TypeError(f"indices is {indices.dtype}; an integer tensor is accepted")
+    if indices.dim() not in (2, 3, 4):
+        raise ValueError(
+            f"indices has shape {tuple(indices.shape)}; (blocks_q, k), (heads, blocks_q, k) or "
+            "(batch, heads, blocks_q, k) is accepted"
+        )
+    if num_blocks_k < 1:
+        raise ValueError(f"num_blocks_k={num_blocks_k}; at least 1 is accepted")
     if indices.numel() and int(indices.max()) >= num_blocks_k:
         raise ValueError(
             f"indices names key block {int(indices.max())}; blocks 0..{num_blocks_k - 1} exist"

@@ -18,7 +18,7 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_t
 # The default is deterministic, so that a run of the suite says something about the change at hand;
 # the sweep looks for new examples each time.
 settings.register_profile(
-    "default", max_examples=25, deadline=None, derandomize=True, suppress_health_check=_QUIET
+    "default", max_examples=20, deadline=None, derandomize=True, suppress_health_check=_QUIET
 )
 settings.register_profile(
     "sweep", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=_QUIET

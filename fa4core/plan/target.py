@@ -1,7 +1,7 @@
 """Targets: the numbers of the hardware that plans, rooflines and cost estimates are made from.
 
-The one home of hardware numbers. It imports nothing: neither torch nor CUTLASS. `plan`,
-`roofline`, `makespan` and `explain` use it.
+The one home of hardware numbers; it imports neither torch nor CUTLASS. `plan`, `roofline`,
+`makespan` and `explain` use it, and `fa4core.compile.targets` takes names and sizes from it.
 """
 
 from __future__ import annotations

@@ -17,11 +17,9 @@ from fa4core.testing.case import Limits
 #: Spellings of an element of a 2-d table, and the table's further dimensions before and behind.
 _VIEWS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
     ("{t}[{i}]", (), ()),
-    ("{t}[{first}][{last}]", (), ()),
     ("{t}.T[{i}]", (), ()),
     ("{t}[1, {i}]", (2,), ()),
     ("{t}[{i}, 0]", (), (2,)),
-    ("{t}[{first}, :, 1][{last}]", (), (2,)),
 )
 
 #: What expressions are made of; positions matter more often than heads and sequences.
@@ -66,7 +64,7 @@ class _Scope:
             view, before, after = self.draw(sampled_from(_VIEWS))
             shape = [*before, *(shape[::-1] if ".T" in view else shape), *after]
         name = self.table(f"{kind}({{seed}}, {', '.join(map(str, shape))}{tail})")
-        return view.format(t=name, i=", ".join(indices), first=indices[0], last=indices[-1])
+        return view.format(t=name, i=", ".join(indices))
 
     # ------------------------------------------------------------------------- integers
 

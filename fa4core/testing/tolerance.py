@@ -103,7 +103,7 @@ class Comparison:
         given, expected, plain: Its values.
         bad: Number of elements outside the limit.
         size: Number of elements.
-        rows: Number of vectors with roundings of their own.
+        rows: Number of vectors with roundings of their own: rows that differ.
     """
 
     name: str
@@ -199,7 +199,7 @@ def compare(
         plain=float(plain[where]),
         bad=int((error > FACTOR * plain_worst + floor.policy + floor.rounding).sum()),
         size=error.numel(),
-        rows=1 if result.dtype == torch.float64 else max(1, error.numel() // row),
+        rows=1 if result.dtype == torch.float64 else _distinct_rows(oracle, row),
     )
 
 
@@ -209,6 +209,11 @@ def _scaled(given: Tensor, oracle: Tensor, magnitude: Tensor) -> Tensor:
     error = (given - oracle).abs() / magnitude
     error = torch.where(given == oracle, 0.0, error)
     return torch.where(error.isnan(), math.inf, error)
+
+
+def _distinct_rows(oracle: Tensor, row: int) -> int:
+    """Rows that begin with another number: equal ones come of equal inputs and equal roundings."""
+    return oracle.reshape(-1)[::row].float().unique().numel()
 
 
 def report(comparisons: Mapping[str, Comparison] | list[Comparison]) -> str:

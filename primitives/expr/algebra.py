@@ -61,10 +61,17 @@ def _scalars(node: Node) -> tuple:
     return tuple(n.attr.tensor.item() for n in walk(node) if n.op == "gather" and n.attr.is_scalar)
 
 
-def _sorted(nodes: Iterable[Node]) -> tuple[Node, ...]:
+def _sorted(nodes: Iterable[Node], weights: Mapping[Node, int] | None = None) -> tuple[Node, ...]:
+    """Nodes in canonical order: by structure, then by weight, at last by run-time values.
+
+    Values decide between operands that nothing else tells apart, so that exchanging two of them
+    gives an equal graph.
+    """
+    weights = weights or {}
+
     def rank(node: Node) -> tuple:
         place = VARIABLES.index(node.attr) if node.op == "var" else len(VARIABLES)
-        return place, node.digest
+        return place, node.digest, weights.get(node, 0)
 
     nodes = list(nodes)
     keys = [rank(n) for n in nodes]
@@ -96,7 +103,7 @@ def linear(terms: Mapping[Node, int], constant: int = 0) -> Node:
         ((term, coefficient),) = terms.items()
         if coefficient == 1:
             return term
-    args = _sorted(terms)
+    args = _sorted(terms, terms)
     return Node("linear", args, "int", (tuple(terms[a] for a in args), int(constant)))
 
 

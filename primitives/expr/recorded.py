@@ -62,17 +62,14 @@ class _Translation:
             else:
                 try:
                     self.values[node] = self._operator(node)
-                except Refusal as refusal:
+                except (Refusal, ArithmeticError) as error:
+                    refusal = error if isinstance(error, Refusal) else Refusal(str(error))
                     refusal.place = node.meta.get("custom", {}).get("place")
-                    raise
+                    raise refusal from error
         raise AssertionError("a recorded graph has an output")
 
     def _captured(self, node: fx.Node) -> arrays.Value:
         tensor = getattr(self.module, str(node.target))
-        if tensor.layout is not torch.strided:
-            raise Refusal(
-                f"a captured tensor has layout {tensor.layout}; capture a dense one (`.to_dense()`)"
-            )
         if tensor.dim() == 0 and id(tensor) not in self.outside:
             return arrays.scalar(A.const(tensor.item()))  # a number written inside the function
         return arrays.captured(Capture(tensor), tensor.shape)

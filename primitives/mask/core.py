@@ -9,6 +9,7 @@ import torch
 
 from primitives.expr import Node, algebra, captures, dump, pretty, substitute
 from primitives.expr.errors import name_of
+from primitives.expr.reuse import trace_prebuilt
 from primitives.expr.trace import trace
 from primitives.scalar import parameter
 
@@ -145,8 +146,8 @@ def define(function: MaskFunction) -> Mask:
 
 
 def named(name: str, function: MaskFunction) -> Mask:
-    """A prebuilt mask: `define` with a readable name."""
-    return define(function).rename(name)
+    """A prebuilt mask: `define` with a readable name, tracing once for all run-time sizes."""
+    return Mask(trace_prebuilt(function, VARIABLES, "mask"), name)
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:

@@ -9,6 +9,7 @@ import torch
 
 from primitives.expr import Capture, Node, algebra, captures, dump, pretty, substitute
 from primitives.expr.errors import name_of
+from primitives.expr.reuse import trace_prebuilt_with_derivative
 from primitives.expr.trace import Derivative, trace_with_derivative
 
 VARIABLES = ("score", "b", "h", "q", "k")
@@ -120,5 +121,5 @@ def define(function: ScoreFunction) -> ScoreMod:
 
 
 def named(name: str, function: ScoreFunction) -> ScoreMod:
-    """A prebuilt score mod: `define` with a readable name."""
-    return attrs.evolve(define(function), name=name)
+    """A prebuilt score mod: `define` with a name, tracing once for all run-time values."""
+    return ScoreMod(*trace_prebuilt_with_derivative(function, VARIABLES, "score"), name)

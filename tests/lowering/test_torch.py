@@ -1,4 +1,4 @@
-"""Graphs evaluated by torch: what the traced function gives, or an error that names the place."""
+"""Graphs evaluated by torch give what the function gives, or an error that names the place."""
 
 import pytest
 import torch
@@ -71,8 +71,8 @@ def test_where_nothing_is_attended_to_an_index_may_be_outside():
 
 
 def test_an_empty_tensor_can_be_read_by_nobody():
-    empty = torch.zeros(0)
-    mod = score.define(lambda s, b, h, q, k: s + empty[q])
+    nothing = torch.zeros(0)
+    mod = score.define(lambda s, b, h, q, k: s + nothing[q])
     variables = INDICES | {"score": torch.zeros(3, 5, 7)}
     with pytest.raises(IndexError, match="size 0"):
         evaluate([mod.expr], variables)

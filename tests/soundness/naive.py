@@ -7,52 +7,19 @@ attention is the textbook formula in float64. What the project computes of the t
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import attrs
 import torch
+from naive_grid import Grid, at, call, place
+from naive_scores import SCORE, NaiveScore
 
 from fa4core.testing import source as real
 from primitives.mask.core import Mask
 
 Tensor = torch.Tensor
-
-
-@attrs.frozen(eq=False)
-class Grid:
-    """The index grids of one sequence."""
-
-    b: Tensor
-    h: Tensor
-    q: Tensor
-    k: Tensor
-    seqlen_q: int
-    seqlen_k: int
-
-    @classmethod
-    def of(cls, b: int, heads: int, seqlen_q: int, seqlen_k: int) -> Grid:
-        full = torch.meshgrid(
-            torch.arange(heads), torch.arange(seqlen_q), torch.arange(seqlen_k), indexing="ij"
-        )
-        return cls(torch.full_like(full[0], b), *full, seqlen_q, seqlen_k)
-
-    def moved(self, q: int, k: int) -> Grid:
-        return attrs.evolve(self, q=self.q - q, k=self.k - k)
-
-    @property
-    def place(self) -> Tensor:
-        """The key position of each query, the last query at the last key."""
-        return self.q + self.seqlen_k - self.seqlen_q
-
-
-def _call(function: Callable, grid: Grid, *first: Tensor) -> Tensor:
-    lengths = {"seqlen_q": torch.tensor(grid.seqlen_q), "seqlen_k": torch.tensor(grid.seqlen_k)}
-    asked = inspect.signature(function).parameters
-    keywords = {n: t for n, t in lengths.items() if n in asked}
-    return function(*first, grid.b, grid.h, grid.q, grid.k, **keywords)
 
 
 @attrs.frozen(eq=False)
@@ -84,22 +51,14 @@ class NaiveMask:
         return NaiveMask(lambda g: self.of(g) & inside(g))
 
 
-def _place(g: Grid, align: str) -> Tensor:
-    return g.place if align == "bottom_right" else g.q
-
-
-def _at(value, index):
-    return value[index] if isinstance(value, Tensor) and value.dim() else value
-
-
 def _sliding_window(left, right=0, align="bottom_right"):
     def of(g):
-        ahead = g.k - _place(g, align)
+        ahead = g.k - place(g, align)
         inside = torch.ones_like(g.q, dtype=torch.bool)
         if left is not None:
-            inside &= -ahead <= _at(left, g.h)
+            inside &= -ahead <= at(left, g.h)
         if right is not None:
-            inside &= ahead <= _at(right, g.h)
+            inside &= ahead <= at(right, g.h)
         return inside
 
     return NaiveMask(of)
@@ -107,11 +66,11 @@ def _sliding_window(left, right=0, align="bottom_right"):
 
 def _dilated_window(left, dilation, right=0, align="bottom_right"):
     window = _sliding_window(left, right, align)
-    return NaiveMask(lambda g: window.of(g) & ((_place(g, align) - g.k) % dilation == 0))
+    return NaiveMask(lambda g: window.of(g) & ((place(g, align) - g.k) % dilation == 0))
 
 
 def _blocks(relation, align):
-    return NaiveMask(lambda g: relation(_place(g, align), g.k))
+    return NaiveMask(lambda g: relation(place(g, align), g.k))
 
 
 def _block_diffusion(block):
@@ -211,7 +170,9 @@ def _tree(parents):
 def _shared_prefix(offsets):
     def of(g):
         ends = torch.tensor(offsets)[1:]
-        segment_q, segment_k = (torch.searchsorted(ends, x, right=True) for x in (g.q, g.k))
+        segment_q, segment_k = (
+            torch.bucketize(x.contiguous(), ends, right=True) for x in (g.q, g.k)
+        )
         return (g.k <= g.q) & ((segment_k == segment_q) | (segment_k == 0))
 
     return NaiveMask(of)
@@ -239,11 +200,11 @@ def _select(heads, chosen, otherwise):
 
 MASK = SimpleNamespace(
     full=lambda: NaiveMask(lambda g: torch.ones_like(g.q, dtype=torch.bool)),
-    causal=lambda align="bottom_right": NaiveMask(lambda g: g.k <= _place(g, align)),
+    causal=lambda align="bottom_right": NaiveMask(lambda g: g.k <= place(g, align)),
     sliding_window=_sliding_window,
     sink_tokens=lambda n: NaiveMask(lambda g: g.k < n),
     prefix_lm=lambda n, align="bottom_right": NaiveMask(
-        lambda g: (g.k < n) | (g.k <= _place(g, align))
+        lambda g: (g.k < n) | (g.k <= place(g, align))
     ),
     document=_document,
     dilated_window=_dilated_window,
@@ -256,147 +217,16 @@ MASK = SimpleNamespace(
     tree=_tree,
     shared_prefix=_shared_prefix,
     random=_random,
-    define=lambda f: NaiveMask(lambda g: _call(f, g)),
+    define=lambda f: NaiveMask(lambda g: call(f, g)),
     per_head=_per_head,
     select=_select,
 )
 
 
-@attrs.frozen(eq=False)
-class NaiveScore:
-    of: Callable[[Tensor, Grid], Tensor]
-
-    def __rshift__(self, other):
-        return NaiveScore(lambda s, g: other.of(self.of(s, g), g))
-
-
-def _bias(of: Callable[[Grid], Tensor]) -> NaiveScore:
-    return NaiveScore(lambda s, g: s + of(g))
-
-
-def _factor(of: Callable[[Grid], Tensor]) -> NaiveScore:
-    return NaiveScore(lambda s, g: s * of(g))
-
-
-def _ahead(g: Grid, align: str) -> Tensor:
-    return g.k - _place(g, align)
-
-
-def _alibi(slopes, align="bottom_right"):
-    if isinstance(slopes, int):
-        slopes = torch.tensor(_paper_slopes(slopes), dtype=torch.float32).double()
-
-    def of(g):
-        slope = slopes[g.h] if slopes.dim() == 1 else slopes[g.b, g.h]
-        return -slope * _ahead(g, align).abs()
-
-    return _bias(of)
-
-
-def _paper_slopes(heads: int) -> list[float]:
-    power = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-    return slopes + [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power, 2)][: heads - power]
-
-
-def _decay(heads, align="bottom_right"):
-    gammas = torch.tensor([1 - 2.0 ** (-5 - h) for h in range(heads)], dtype=torch.float32)
-    return _bias(lambda g: gammas.double()[g.h].log() * _ahead(g, align).abs())
-
-
-def _relative_bias(table, align="bottom_right"):
-    reach = (table.shape[1] - 1) // 2
-
-    def of(g):
-        distance = _ahead(g, align)
-        nearest = torch.where(
-            distance > reach, reach, torch.where(distance < -reach, -reach, distance)
-        )
-        return table[g.h, nearest + reach]
-
-    return _bias(of)
-
-
-def _t5_bucket(distance: int, buckets: int, max_distance: int) -> int:
-    """The published rule for encoders, one distance at a time."""
-    side = buckets // 2
-    offset, far = (side if distance > 0 else 0), abs(distance)
-    if far < side // 2:
-        return offset + far
-    share = math.log(far / (side // 2)) / math.log(max_distance / (side // 2))
-    return offset + min(side // 2 + int(share * (side - side // 2)), side - 1)
-
-
-def _t5_bias(table, max_distance, align="bottom_right"):
-    def of(g):
-        distance = _ahead(g, align)
-        values = [_t5_bucket(d, len(table), max_distance) for d in distance.flatten().tolist()]
-        return table[torch.tensor(values, dtype=torch.int64).reshape(distance.shape), g.h]
-
-    return _bias(of)
-
-
-def _sandwich(heads, seqlen, dim, align="bottom_right"):
-    def of(g):
-        distance = _ahead(g, align).abs().double()
-        total = sum(torch.cos(distance / 10000 ** (2 * i / dim)) for i in range(dim // 2))
-        return heads / (8.0 * (g.h + 1)) * total
-
-    return _bias(of)
-
-
-def _llama4(floor, strength):
-    def of(g):
-        step = (g.place.clamp(min=0) + 1) // floor
-        return 1 + strength * (1.0 + step.double()).log()
-
-    return _factor(of)
-
-
-def _ssmax(scales, causal=True, align="bottom_right"):
-    def of(g):
-        count = _place(g, align).clamp(min=0) + 1 if causal else torch.full_like(g.q, g.seqlen_k)
-        return _at(scales, g.h) * count.double().log()
-
-    return _factor(of)
-
-
-def _graphormer_edge(table, types, lengths):
-    def of(g):
-        count, total = lengths[g.q, g.k], torch.zeros(g.q.shape, dtype=torch.float64)
-        for place in range(table.shape[1]):
-            value = table[g.h, place, types[g.q, g.k, place]]
-            total = total + torch.where(place < count, value, 0.0)
-        return total / count.clamp(min=1)
-
-    return _bias(of)
-
-
-SCORE = SimpleNamespace(
-    define=lambda f: NaiveScore(lambda s, g: _call(f, g, s)),
-    identity=lambda: NaiveScore(lambda s, g: s),
-    softcap=lambda cap: NaiveScore(lambda s, g: cap * torch.tanh(s / cap)),
-    alibi=_alibi,
-    head_scale=lambda scales: _factor(lambda g: scales[g.h]),
-    query_scale=lambda scales: _factor(lambda g: scales[g.q]),
-    dense_bias=lambda bias: _bias(
-        lambda g: bias[g.q, g.k] if bias.dim() == 2 else bias[g.b, 0, g.q, g.k]
-    ),
-    forgetting=lambda gates: _bias(lambda g: gates[g.b, g.h, g.q] - gates[g.b, g.h, g.k]),
-    decay=_decay,
-    relative_bias=_relative_bias,
-    t5_bias=_t5_bias,
-    sandwich=_sandwich,
-    llama4_temperature=_llama4,
-    ssmax=_ssmax,
-    graphormer_spatial=lambda table, distances: _bias(lambda g: table[g.h, distances[g.q, g.k]]),
-    graphormer_edge=_graphormer_edge,
-)
-
 SINK = SimpleNamespace(
-    constant=lambda logit: lambda g: torch.full(g.q.shape[:2], logit, dtype=torch.float64),
-    learned=lambda logits: lambda g: logits[g.h[..., 0]],
-    define=lambda f: lambda g: f(g.b[..., 0], g.h[..., 0], g.q[..., 0]),
+    constant=lambda logit: lambda b, h, q: torch.full(q.shape, logit, dtype=torch.float64),
+    learned=lambda logits: lambda b, h, q: logits[h],
+    define=lambda f: f,
 )
 
 
@@ -480,7 +310,7 @@ def dense_mask(text: str, b: int, heads: int, seqlen_q: int, seqlen_k: int) -> T
 
 
 def attend(variant: NaiveVariant, b: int, q: Tensor, k: Tensor, v: Tensor, scale: float):
-    """Textbook attention of one sequence in float64, row by row sums and nothing else.
+    """Textbook attention of one sequence in float64: one softmax over keys and sink.
 
     Args:
         q: (seqlen_q, heads_q, d); k, v: (seqlen_k, heads_kv, d).
@@ -495,11 +325,16 @@ def attend(variant: NaiveVariant, b: int, q: Tensor, k: Tensor, v: Tensor, scale
     score = torch.einsum("ihd,jhd->hij", q, k) * scale
     if variant.score is not None:
         score = variant.score.of(score, g)
-    weight = torch.where(variant.allowed(g), score, -math.inf).exp()
-    total = weight.sum(-1)
+    score = torch.where(variant.allowed(g), score, -math.inf)
+    sink = score.new_full(score.shape[:2], -math.inf)
     if variant.sink is not None:
-        total = total + variant.sink(g).exp()
+        h, i = torch.meshgrid(torch.arange(heads), torch.arange(q.shape[0]), indexing="ij")
+        sink = variant.sink(torch.full_like(h, b), h, i)
+    logits = torch.cat([score, sink[..., None]], -1)
+    top = logits.detach().amax(-1, keepdim=True)
+    weight = (logits - torch.where(top == -math.inf, 0.0, top)).exp()
+    total = weight.sum(-1, keepdim=True)
     some = total > 0
-    p = weight / torch.where(some, total, 1.0)[..., None]
-    lse = torch.where(some, torch.where(some, total, 1.0).log(), -math.inf)
-    return torch.einsum("hij,jhd->ihd", p, v), lse.T
+    p = weight / torch.where(some, total, 1.0)
+    lse = torch.where(some, torch.where(some, total, 1.0).log() + top, -math.inf)[..., 0]
+    return torch.einsum("hij,jhd->ihd", p[..., :-1], v), lse.T
