@@ -105,7 +105,7 @@ def skip_wait(number: int | None = None) -> Rule:
 
 
 def ignore_wait(number: int | None = None) -> Rule:
-    """Waits for an mbarrier are tried once; try_wait may give up, and nobody looks at its answer."""
+    """Waits for an mbarrier are tried once, and nobody looks at the answer."""
     return edit(r"@P1 bra\.uni DONE", r"@P1 bra", "bra", number)
 
 

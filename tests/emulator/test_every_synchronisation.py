@@ -49,8 +49,6 @@ INIT = "bar.sync, or the cluster barrier that follows, orders the same"
 OTHER_CTAS = "a CTA's own wait for what its peers send keeps it alive long enough"
 READS = "BLIND: reads need no proxy fence before an asynchronous write that a barrier orders"
 ALLOCATION = "BLIND: tcgen05.alloc of a pair is taken to order its two CTAs"
-EXIT = "BLIND: a CTA that ends while its bulk store still reads its shared memory"
-REGISTERS = "BLIND: which registers wgmma may touch is not tracked"
 
 # case -> {(kind, numbers): reason}
 SURVIVORS: dict[str, dict[tuple[str, tuple[int, ...]], str]] = {
@@ -67,15 +65,11 @@ SURVIVORS: dict[str, dict[tuple[str, tuple[int, ...]], str]] = {
         ("init fence", (0,)): INIT,
         ("bulk wait", (0,)): FRESH,
         ("bulk wait", (6,)): COVERED,
-        ("bulk wait", (7,)): EXIT,
-        ("bulk commit", (6,)): EXIT,
     },
     "cp.async": {("barrier", (5, 7, 9)): LAST},
     "dynamic scheduler": {("proxy fence", (0,)): READS, ("init fence", (0,)): INIT},
     "tma rank 2 128B float32 sm100": {
         ("init fence", (0,)): INIT,
-        ("bulk wait", (0,)): EXIT,
-        ("bulk commit", (0,)): EXIT,
     },
     "st.async of 2 sm100": {("cluster", (3,)): OTHER_CTAS, ("init fence", (0,)): INIT},
     "multicast to 2 sm100": {("cluster", (3,)): OTHER_CTAS, ("init fence", (0,)): INIT},
@@ -102,16 +96,13 @@ SURVIVORS: dict[str, dict[tuple[str, tuple[int, ...]], str]] = {
         ("init fence", (0, 1)): COVERED,
         ("init fence", (2,)): ALLOCATION,
         ("bulk wait", (1,)): COVERED,
-        ("bulk wait", (2,)): EXIT,
-        ("bulk commit", (1,)): EXIT,
         ("permit", (0,)): PERMIT,
     },
     "wgmma bf16": {
         ("wait", (0, 1)): FRESH,
         ("init fence", (0,)): INIT,
-        ("wgmma fence", (0,)): REGISTERS,
     },
-    "wgmma a from registers": {("init fence", (0,)): INIT, ("wgmma fence", (0,)): REGISTERS},
+    "wgmma a from registers": {("init fence", (0,)): INIT},
 }
 
 

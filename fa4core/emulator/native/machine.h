@@ -93,6 +93,7 @@ struct Group {
   std::vector<FlightRef> ops;
 };
 struct Groups {  // of one thread: bulk groups or cp.async groups
+  u32 read = 0;  // number of the last group whose sources are known to be read
   std::vector<FlightRef> open;
   std::deque<Group> closed;
 };
@@ -141,6 +142,8 @@ struct Warp {
   std::vector<u8> pending_plane;
   Groups wgmma;  // of the whole warp
   FlightRef last_wgmma;
+  std::vector<u8> unfenced;       // registers written since the last wgmma.fence
+  bool wgmma_fenced = false;      // there was one
   std::vector<FlightRef> stores;  // tcgen05.st since the last wait
   FlightRef last_store;
   bool alloc_done = false;  // tcgen05.alloc: the peer has finished it for both
@@ -177,6 +180,7 @@ struct Warp {
   bool regroup();  // false: no group can run
   void split(u32 target, Mask taken);
   void exit_lanes(Mask m);
+  void check_bulk();
   void block(Wait why) {
     wait = why;
     yield = true;
