@@ -247,12 +247,3 @@ def test_one_seed_gives_one_run():
         assert twice[0] == twice[1]
         orders.add(twice[0])
     assert len(orders) > 1  # and other seeds other runs
-
-
-def test_a_warp_may_not_end_while_its_bulk_store_reads():
-    body = STAGE + "fence.proxy.async.shared::cta; bar.sync 0;" + BULK_STORE
-    for wait in ("cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group 0;", ""):
-        _, target = arrays()
-        changed = body.replace("cp.async.bulk.wait_group 0;", wait)
-        found = kinds(changed, np.zeros(1), target, block=64, smem=256)
-        assert found == (set() if wait else {"race"})

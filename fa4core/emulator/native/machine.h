@@ -93,7 +93,6 @@ struct Group {
   std::vector<FlightRef> ops;
 };
 struct Groups {  // of one thread: bulk groups or cp.async groups
-  u32 read = 0;  // number of the last group whose sources are known to be read
   std::vector<FlightRef> open;
   std::deque<Group> closed;
 };
@@ -180,7 +179,6 @@ struct Warp {
   bool regroup();  // false: no group can run
   void split(u32 target, Mask taken);
   void exit_lanes(Mask m);
-  void check_bulk();
   void block(Wait why) {
     wait = why;
     yield = true;

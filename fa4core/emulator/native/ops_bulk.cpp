@@ -286,7 +286,6 @@ void bulk_wait(Warp& w, const Ins& i, Mask m) {  // n: groups that may stay; byt
     for (size_t q = 0; q + (size_t)i.n < g.closed.size(); q++) {
       for (auto& f : g.closed[q].ops) k.force(*f, i.bytes ? 1 : 2);
       known = std::max(known, g.closed[q].number);
-      g.read = std::max(g.read, g.closed[q].number);
     }
     auto finished = [](const Group& q) {
       for (auto& f : q.ops)

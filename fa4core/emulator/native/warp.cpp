@@ -91,20 +91,6 @@ void Warp::split(u32 target, Mask taken) {
   }
 }
 
-// Shared memory goes away with the CTA: the bulk stores that read it must be over.
-void Warp::check_bulk() {
-  if (!machine->race) return;
-  for (auto& [lane, g] : bulk) {
-    bool open = !g.open.empty();
-    for (auto& q : g.closed) open |= q.number > g.read && !q.ops.empty();
-    if (open)
-      machine->report("race",
-                      "the warp ends while a bulk store of its may still read shared memory: no "
-                      "cp.async.bulk.wait_group came after it",
-                      this, (int)at);
-  }
-}
-
 void Warp::exit_lanes(Mask m) {
   live &= ~m;
   active &= ~m;
@@ -112,7 +98,6 @@ void Warp::exit_lanes(Mask m) {
     if (g.wait == Wait::Lanes) g.wait = Wait::None;  // fewer lanes to wait for
   if (active) return;
   if (!live) {
-    check_bulk();
     wait = Wait::Done;
     yield = true;
     return;
