@@ -105,7 +105,7 @@ def skip_wait(number: int | None = None) -> Rule:
 
 
 def ignore_wait(number: int | None = None) -> Rule:
-    """Waits for an mbarrier are tried once, and nobody looks at the answer."""
+    """Waits for an mbarrier are tried once, and its answer is not looked at: it may give up."""
     return edit(r"@P1 bra\.uni DONE", r"@P1 bra", "bra", number)
 
 

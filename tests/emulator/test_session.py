@@ -8,12 +8,14 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 import torch
 from kernels import elementwise
-from kernels.case import view
+from kernels.case import compiled, view
 from rules import applied, drop, edit
+from suite import BY_NAME
 
 from fa4core.compile import import_dsl
 from fa4core.emulator.launch import EmulatorError
 from fa4core.emulator.session import compile_for_emulator, emulator
+from fa4core.emulator.timeline import draw, lanes
 
 import_dsl()
 
@@ -130,6 +132,19 @@ def test_statistics_count(add_ffi):
     assert sum(n for op, n in statistics.instructions.items() if op.startswith("add.f32")) == 10
     assert statistics.bytes["global.read"] == 2 * 300 * 4
     assert statistics.bytes["global.write"] == 300 * 4
+
+
+def test_timeline_can_be_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    case = BY_NAME["gemm bf16"]
+    function = compiled(case)
+    with emulator(timeline=True) as session:
+        function(*map(view, (*case.inputs(), *case.outputs())))
+    (statistics,) = session.statistics
+    assert {"run", "wait", "load", "mma"} <= {event.kind for event in statistics.timeline}
+    assert [*lanes(statistics.timeline, 0)][:6] == [f"warp {index}" for index in range(6)]
+    draw(statistics).savefig(tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
 def test_a_mutation_that_changes_nothing_fails():
