@@ -52,5 +52,5 @@ def draw(statistics: Statistics, cta: int = 0) -> Figure:
     axes.set_xlabel("scheduler step")
     axes.set_title(f"{statistics.name}, CTA {cta}, seed {statistics.seed}")
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
-    axes.legend(handles=handles, loc="upper right", ncols=len(handles), fontsize="small")
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure

@@ -50,7 +50,6 @@ OTHER_CTAS = "a CTA's own wait for what its peers send keeps it alive long enoug
 READS = "BLIND: reads need no proxy fence before an asynchronous write that a barrier orders"
 ALLOCATION = "BLIND: tcgen05.alloc of a pair is taken to order its two CTAs"
 EXIT = "BLIND: a CTA that ends while its bulk store still reads its shared memory"
-REGISTERS = "BLIND: which registers wgmma may touch is not tracked"
 
 # case -> {(kind, numbers): reason}
 SURVIVORS: dict[str, dict[tuple[str, tuple[int, ...]], str]] = {
@@ -109,9 +108,8 @@ SURVIVORS: dict[str, dict[tuple[str, tuple[int, ...]], str]] = {
     "wgmma bf16": {
         ("wait", (0, 1)): FRESH,
         ("init fence", (0,)): INIT,
-        ("wgmma fence", (0,)): REGISTERS,
     },
-    "wgmma a from registers": {("init fence", (0,)): INIT, ("wgmma fence", (0,)): REGISTERS},
+    "wgmma a from registers": {("init fence", (0,)): INIT},
 }
 
 
