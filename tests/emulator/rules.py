@@ -105,11 +105,7 @@ def skip_wait(number: int | None = None) -> Rule:
 
 
 def ignore_wait(number: int | None = None) -> Rule:
-<<<<<<< HEAD
-    """Waits for an mbarrier are tried once, and their answer is ignored: try_wait may give up."""
-=======
     """Waits for an mbarrier are tried once, and its answer is not looked at: it may give up."""
->>>>>>> emu-core
     return edit(r"@P1 bra\.uni DONE", r"@P1 bra", "bra", number)
 
 
