@@ -143,6 +143,7 @@ u32 Decoder::dst(const Operand& o, Type t) {
   if (o.kind == Operand::Sink) return NONE;
   if (o.kind != Operand::Reg) unknown("destination is no register");
   used((u32)o.slot, std::min(type_bits(t), o.width));
+  for (int b = 0; b < o.width; b += 32) writes->push_back((u32)(o.slot + b / 32));
   return (u32)o.slot;
 }
 
@@ -203,6 +204,20 @@ Type Decoder::type(int from_end) const {
 
 static void refuse(Warp&, const Ins& i, Mask) { throw Fatal("instruction", i.x->text); }
 
+// Of the registers that instructions write, only those of wgmma need watching (see wgmma.fence).
+static void keep_wgmma_writes(Program& p) {
+  std::vector<u8> watched(p.planes, 0);
+  for (size_t k = 0; k < p.entry->code.size(); k++)
+    if (p.entry->code[k].opcode == "wgmma" && p.code[k].x)
+      for (auto* list : {&p.code[k].x->regs, &p.code[k].x->regs2})
+        for (u32 plane : *list)
+          if (plane != NONE) watched[plane] = 1;
+  for (size_t k = 0; k < p.writes.size(); k++) {
+    bool own = k < p.entry->code.size() && p.entry->code[k].opcode == "wgmma";
+    std::erase_if(p.writes[k], [&](u32 plane) { return own || !watched[plane]; });
+  }
+}
+
 std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& kernel) {
   static const Table table = [] {
     Table t;
@@ -232,6 +247,7 @@ std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& ke
   p->code.resize(e.code.size() + 1);
   p->uses.resize(e.code.size() + 1);
   p->tests.resize(e.code.size() + 1);
+  p->writes.resize(e.code.size() + 1);
   Statement end;
   end.opcode = "exit";
   for (size_t k = 0; k <= e.code.size(); k++) {
@@ -244,7 +260,7 @@ std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& ke
     if (fresh) p->kinds.push_back(text);
     ins.kind = f->second;
     if (st.guard >= 0) p->tests[k].push_back((u32)st.guard);
-    Decoder d{*p, st, ins, &p->uses[k], &p->tests[k]};
+    Decoder d{*p, st, ins, &p->uses[k], &p->tests[k], &p->writes[k]};
     if (st.opcode == "tcgen05") p->uses_tensor_memory = true;
     if (st.opcode == "wgmma") p->uses_wgmma = true;
     try {
@@ -256,6 +272,7 @@ std::unique_ptr<Program> decode(std::unique_ptr<Module> m, const std::string& ke
       ins.fn = refuse;
     }
   }
+  keep_wgmma_writes(*p);
   return p;
 }
 

@@ -141,6 +141,8 @@ struct Warp {
   std::vector<u8> pending_plane;
   Groups wgmma;  // of the whole warp
   FlightRef last_wgmma;
+  std::vector<u8> unfenced;       // registers written since the last wgmma.fence
+  bool wgmma_fenced = false;      // there was one
   std::vector<FlightRef> stores;  // tcgen05.st since the last wait
   FlightRef last_store;
   bool alloc_done = false;  // tcgen05.alloc: the peer has finished it for both

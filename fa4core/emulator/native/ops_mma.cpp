@@ -235,10 +235,22 @@ struct Wgmma : Flight {
   std::string describe() const override { return "wgmma"; }
 };
 
+// wgmma.fence orders register accesses of others before wgmma (ISA, wgmma.fence).
+void check_fenced(Warp& w, const Ins& i) {
+  bool ok = w.wgmma_fenced;
+  for (auto* list : {&i.x->regs, &i.x->regs2})
+    for (u32 p : *list) ok &= p == NONE || !w.unfenced[p];
+  if (!ok)
+    w.machine->report(
+        "race", "wgmma uses registers that were written after the last wgmma.fence, or without any",
+        &w, (int)w.at);
+}
+
 // a[1] A descriptor, a[2] B descriptor, a[3] scale-d predicate; n: predicate negated
 void wgmma(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   if (m != FULL) k.fatal("instruction", "wgmma with only part of the warp's threads");
+  if (k.race) check_fenced(w, i);
   auto f = std::make_shared<Wgmma>();
   f->k = &k, f->warp = &w, f->pc = (int)w.at, f->i = &i;
   f->shot = shoot(w);
@@ -296,7 +308,10 @@ void wgmma_wait(Warp& w, const Ins& i, Mask) {
 
 void decode_wgmma(Decoder& d) {
   if (d.has("fence")) {
-    d.ins.fn = [](Warp&, const Ins&, Mask) {};
+    d.ins.fn = [](Warp& w, const Ins&, Mask) {
+      w.wgmma_fenced = true;
+      std::fill(w.unfenced.begin(), w.unfenced.end(), 0);
+    };
     return;
   }
   if (d.has("commit_group")) {

@@ -81,7 +81,8 @@ struct Program {
   const Entry* entry = nullptr;
   std::vector<Ins> code;
   std::vector<std::vector<u32>> uses;  // per instruction: planes read or written, for pending loads
-  std::vector<std::vector<u32>> tests;  // per instruction: predicates read
+  std::vector<std::vector<u32>> writes;  // registers of some wgmma that the instruction writes
+  std::vector<std::vector<u32>> tests;   // per instruction: predicates read
   std::deque<Extra> extras;
   std::vector<std::string> kinds;
   std::vector<std::pair<u32, u32>> constants;         // plane, value
@@ -102,6 +103,7 @@ struct Decoder {
   Ins& ins;
   std::vector<u32>* use;
   std::vector<u32>* tests;
+  std::vector<u32>* writes;
 
   size_t count() const { return st.ops.size(); }
   const Operand& op(size_t i) const;

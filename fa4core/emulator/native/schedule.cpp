@@ -142,6 +142,7 @@ void Machine::start_cluster(u32 linear) {
       w->local.resize((size_t)program->local_bytes * LANES);
       w->pending_plane.assign(program->uses_tensor_memory || program->uses_wgmma ? planes : 0, 0);
       if (race) w->clock.assign(c.components, 0), w->clock[w->comp(GENERIC)] = 1;
+      w->unfenced.assign(program->uses_wgmma ? planes : 0, 0);
       w->priority = (u32)random.next();
       for (auto& [plane, v] : program->constants)
         for (int l = 0; l < LANES; l++) w->w(plane)[l] = v;

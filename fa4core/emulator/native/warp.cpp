@@ -27,6 +27,7 @@ void Warp::run(u32 slice) {
     machine->time++;
     if (!loads.empty()) finish_loads_of(program->uses[pc]);
     if (!owed.empty()) settle(program->tests[pc]);
+    for (u32 p : program->writes[pc]) unfenced[p] = 1;
     pc++;
     if (m) i.fn(*this, i, m);
     if (!yield) continue;
