@@ -57,11 +57,11 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _digest(command: list[str]) -> str:
+def _digest(command: list[str], sources: Path = SOURCES) -> str:
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     h = hashlib.sha256()
     h.update(repr((command, FLAGS, CONTRACT, version.stdout, _processor())).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(sources.iterdir()):
         if path.suffix in (".cpp", ".h"):
             h.update(path.name.encode() + b"\0" + path.read_bytes())
     return h.hexdigest()[:20]
@@ -80,9 +80,9 @@ def _object(command: list[str], source: Path, headers: bytes) -> Path:
     return target
 
 
-def _compile(command: list[str], folder: Path) -> Path:
-    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
-    objects = [str(_object(command, source, headers)) for source in sorted(SOURCES.glob("*.cpp"))]
+def _compile(command: list[str], sources: Path, folder: Path) -> Path:
+    headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))
+    objects = [str(_object(command, source, headers)) for source in sorted(sources.glob("*.cpp"))]
     library = folder / "core.so"
     _run([*command, "-shared", *objects, "-o", str(library)])
     return library
@@ -107,7 +107,10 @@ def build() -> Path:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        os.replace(_compile(command, Path(folder)), library)
+        # From a copy: sources that change while they are compiled must not spoil the cache.
+        sources = Path(shutil.copytree(SOURCES, Path(folder) / "sources"))
+        library = cache_dir() / f"core-{_digest(command, sources)}.so"
+        os.replace(_compile(command, sources, Path(folder)), library)
     return library
 
 
