@@ -1,0 +1,85 @@
+"""A variant's mask, score mod and sink in the kernel, on a thread's row.
+
+No code for them runs on FULL tiles of a variant without a score mod; the mask is evaluated on
+PARTIAL tiles only. Mods never see an index outside the problem: on the edge they are given the last
+valid one, and what comes out is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cutlass
+from cutlass import cute
+
+from fa4core.lowering.cute import Scope, as_bool, as_float, select
+from fa4core.pipeline.effects import Fixed
+from fa4core.sm100.forward.spec import TILE, Spec
+from primitives.expr import algebra, captures, parse
+
+NEVER = -math.inf
+
+
+class Mods(Fixed):
+    """Mask, score mod and sink with their captured tensors.
+
+    Attributes:
+        plain: Whether scores go unmodified, so that scaling can wait until the exponential.
+        has_sink: Whether there is one more logit.
+    """
+
+    def __init__(self, spec: Spec, captured: tuple[cute.Tensor, ...]):
+        self.mask, self.score, self.sink = parse(spec.graph)
+        slots = captures(self.mask, self.score, self.sink)
+        self.captured = dict(zip(slots, captured, strict=True))
+        self.plain = self.score is algebra.var("score") and not spec.negative_scale
+        self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
+
+    def apply(
+        self, scores: cute.Tensor, item: Any, row: Any, first: Any, partial: bool, scale: Any
+    ) -> None:
+        """Modify (and on partial tiles mask) the scores of a row, in place.
+
+        Args:
+            scores: 128 raw products q . k.
+            item: The work tile.
+            row: The query's index.
+            first: Index of the first key.
+            partial: Whether the tile is PARTIAL; else every pair inside is attended to.
+            scale: Factor on q . k.
+        """
+        if self.plain and not partial:
+            return
+        scope = self._row(item, row, partial)
+        if partial:
+            scope.hoist([self.mask])
+        if not self.plain:
+            scope.hoist([self.score])
+        for i in range(TILE):
+            k = first + i
+            inside = k < item.seqlen_k
+            at = select(inside, k, item.seqlen_k - 1, "int") if partial else k
+            value = scores[i] if self.plain else scores[i] * scale
+            element = scope.element(at, value)
+            if not self.plain:
+                value = as_float(element.value(self.score))
+            if partial:
+                live = inside & as_bool(element.value(self.mask))
+                value = select(live, value, NEVER, "float")
+            scores[i] = value
+
+    def sink_of(self, item: Any, row: Any) -> cutlass.Float32:
+        """The sink's logit of a row, natural units."""
+        return as_float(self._row(item, row, guarded=True).value(self.sink))
+
+    def _row(self, item: Any, row: Any, guarded: bool) -> Scope:
+        last = item.seqlen_q - 1
+        variables = {
+            "b": item.b,
+            "h": item.h,
+            "q": select(row < item.seqlen_q, row, last, "int"),
+            "seqlen_q": item.seqlen_q,
+            "seqlen_k": item.seqlen_k,
+        }
+        return Scope(variables, self.captured, guarded)
