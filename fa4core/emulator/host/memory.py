@@ -53,7 +53,7 @@ class Memory:
         """A torch operation has written this tensor's storage."""
         address = tensor.untyped_storage().data_ptr()
         if self._unwritten.pop(address, None) is not None and address in self._known:
-            self._register(self._known[address], "", True)
+            self._register(self._known[address], self._registered[address].name, True)
 
     def exported(
         self, tensor: torch.Tensor, name: str = "", initialised: bool | None = None
@@ -68,7 +68,7 @@ class Memory:
         if not initialised:
             self._unwritten[address] = storage
         self._known[address] = storage
-        self._register(storage, name, initialised)
+        self._register(storage, name or _description(tensor), initialised)
 
     def _register(self, storage: torch.UntypedStorage, name: str, initialised: bool) -> None:
         allocation = Allocation(storage.data_ptr(), storage.nbytes(), name, initialised)
@@ -98,6 +98,11 @@ class Memory:
                 del self._known[address], self._registered[address]
                 self._unwritten.pop(address, None)
                 self._machine.forget(address)
+
+
+def _description(tensor: torch.Tensor) -> str:
+    """What reports call a tensor without a name, e.g. "bfloat16[1, 256, 2, 128]"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _unused(storage: torch.UntypedStorage) -> bool:

@@ -275,7 +275,7 @@ struct Machine {
   u8* global(u64 address, u64 bytes, bool write, const char* what);
   u8* generic(Warp& w, u64 address, u32 bytes, bool write, u32 lane);
   void shared_access(Warp& w, u32 address, u32 bytes, bool write, bool atomic);
-  void global_access(Warp& w, u64 address, u32 bytes, bool write, bool atomic);
+  void global_access(Warp& w, u64 address, u32 bytes, bool write, bool atomic, bool silent = false);
   void shared_race(Cta& t, bool write, u64 at, u64 n, const Who& who, Warp* w, int pc);
   void global_race(bool write, u64 at, u64 n, const Who& who, Warp* w, int pc);
   void tensor_race(Cta& t, bool write, u32 lane, u32 lanes, u32 column, u32 columns, const Who& who, Warp* w, int pc);

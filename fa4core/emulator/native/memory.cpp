@@ -186,7 +186,7 @@ void Machine::shared_access(Warp& w, u32 address, u32 bytes, bool write, bool at
   }
 }
 
-void Machine::global_access(Warp& w, u64 address, u32 bytes, bool write, bool atomic) {
+void Machine::global_access(Warp& w, u64 address, u32 bytes, bool write, bool atomic, bool silent) {
   if (uninitialised) {
     if (write) global_initialise(address, bytes);
     else global_read_check(address, bytes, &w, (int)w.at);
@@ -194,6 +194,7 @@ void Machine::global_access(Warp& w, u64 address, u32 bytes, bool write, bool at
   if (race) {
     Who x = who(w, GENERIC);
     x.atomic = atomic;
+    x.silent = silent;
     global_race(write, address, bytes, x, &w, (int)w.at);
   }
 }

@@ -26,9 +26,15 @@ Target target(Warp& w, const Ins& i, u32 lane, bool must = true) {
 
 void init(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
+  Mask before = 0;
   FOR_LANES(l, m) {
     auto [t, b, off] = target(w, i, l, false);
     u32 count = w.r(i.a[2])[l];
+    // Kernels in use (FlashAttention-4's backward) let a whole warp initialise one barrier alike.
+    bool repeated = false;
+    FOR_LANES(o, before) repeated |= w.addr(i, i.a[1], o) == w.addr(i, i.a[1], l) && w.r(i.a[2])[o] == count;
+    before |= 1u << l;
+    if (repeated) continue;
     if (b && b->valid && k.barrier_rules)
       k.fatal("barrier", format("mbarrier.init at shared offset %u, which already holds an mbarrier (phase %u, %u of %u arrivals pending); "
                                 "mbarrier.inval must come first", off, b->phase, b->pending, b->count));

@@ -18,13 +18,13 @@ template <class F> static void stretches(const u64* a, u32 bytes, Mask m, F touc
   if (open) touch(start, (u32)(end - start));
 }
 
-void track(Warp& w, const u64* a, u32 bytes, Mask m, bool write, bool atomic) {
+void track(Warp& w, const u64* a, u32 bytes, Mask m, bool write, bool atomic, bool silent) {
   Machine& k = *w.machine;
   if (!k.race && !k.uninitialised) return;
   stretches(a, bytes, m, [&](u64 at, u32 n) {
     u64 window = at & WINDOW_MASK;
     if (window == SHARED_WINDOW) k.shared_access(w, (u32)at, n, write, atomic);
-    else if (window == 0) k.global_access(w, at, n, write, atomic);
+    else if (window == 0) k.global_access(w, at, n, write, atomic, silent);
   });
 }
 
@@ -55,10 +55,11 @@ void load(Warp& w, const Ins& i, Mask m) {
   lane_addresses(w, i, i.a[1], i.n & 15, m, a);
   u32 eb = (u32)i.x->n[0], count = (u32)i.x->n[1], bytes = eb * count;
   bool wide = i.x->n[2] == 64, strong = i.n & 32;
+  const u8* at[LANES];
+  FOR_LANES(l, m) check_aligned(w, a[l], bytes), at[l] = k.generic(w, a[l], bytes, false, l);
   track(w, a, bytes, m, false, strong);
   FOR_LANES(l, m) {
-    check_aligned(w, a[l], bytes);
-    const u8* p = k.generic(w, a[l], bytes, false, l);
+    const u8* p = at[l];
     for (u32 e = 0; e < count; e++) {
       u64 v = 0;
       std::memcpy(&v, p + e * eb, eb > 8 ? 8 : eb);
@@ -81,19 +82,28 @@ void store_mem(Warp& w, const Ins& i, Mask m) {
   lane_addresses(w, i, i.a[1], i.n & 15, m, a);
   u32 eb = (u32)i.x->n[0], count = (u32)i.x->n[1], bytes = eb * count;
   bool strong = i.n & 32;
-  track(w, a, bytes, m, true, strong);
-  k.progress++;
+  u8* at[LANES];
+  u8 data[LANES][32];
+  Mask silent = 0;  // lanes that write the value that is there
   FOR_LANES(l, m) {
     check_aligned(w, a[l], bytes);
-    u8* p = k.generic(w, a[l], bytes, true, l);
-    if (strong) publish(w, a[l], i.n & 64);
+    at[l] = k.generic(w, a[l], bytes, true, l);
     for (u32 e = 0; e < count; e++) {
       u32 d = i.x->regs[e];
       u64 v = w.r(d)[l];
       if (eb >= 8) v |= (u64)w.r(d + 1)[l] << 32;
-      std::memcpy(p + e * eb, &v, eb > 8 ? 8 : eb);
-      if (eb == 16) { std::memcpy(p + 8, &w.r(d + 2)[l], 4); std::memcpy(p + 12, &w.r(d + 3)[l], 4); }
+      u8* to = data[l] + e * eb;
+      std::memcpy(to, &v, eb > 8 ? 8 : eb);
+      if (eb == 16) { std::memcpy(to + 8, &w.r(d + 2)[l], 4); std::memcpy(to + 12, &w.r(d + 3)[l], 4); }
     }
+    if (k.race && !std::memcmp(at[l], data[l], bytes)) silent |= 1u << l;
+  }
+  track(w, a, bytes, m & ~silent, true, strong);
+  track(w, a, bytes, m & silent, true, strong, true);
+  k.progress++;
+  FOR_LANES(l, m) {
+    if (strong) publish(w, a[l], i.n & 64);
+    std::memcpy(at[l], data[l], bytes);
   }
   if (strong && (i.n & 64)) released(w);
   k.stats.traffic[(i.n & 15) == 1 ? SHARED_WRITE : (i.n & 15) >= 2 ? OTHER_WRITE : GLOBAL_WRITE] += (u64)bytes * popcount(m);

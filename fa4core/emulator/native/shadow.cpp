@@ -109,7 +109,7 @@ void Shadow::touch(size_t first, size_t n, u16 mask, const Who& who, Conflict& c
       if (!(simple && s.write == ok_write && s.read == ok_read)) {
         if (simple) ok_write = s.write, ok_read = s.read;
         bool was = c.found;
-        conflicts(s.write, mask, who, true, c);
+        if (!who.silent) conflicts(s.write, mask, who, true, c);
         conflicts(s.read, mask, who, false, c);
         if (c.found && !was) c.granule = i;
       }

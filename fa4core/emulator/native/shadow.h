@@ -36,6 +36,7 @@ struct Who {
   u32 size = 0;                // number of components of a cluster
   bool async = false;          // through the async proxy
   bool atomic = false;         // a strong or atomic access: two of these never race
+  bool silent = false;         // writes what is there already: harmless beside another write
   u32 own = ~0u;               // another component that is always ordered before (its own pipe)
   u32 ignore = ~0u;            // accesses of this component are the caller's own
 };

@@ -14,7 +14,7 @@ void released(Warp& w);                             // after releasing writes: s
 void fence(Warp& w);                                // fence.acq_rel/sc, membar
 
 // Used by several opcode families.
-void track(Warp& w, const u64* addresses, u32 bytes, Mask m, bool write, bool atomic);
+void track(Warp& w, const u64* addresses, u32 bytes, Mask m, bool write, bool atomic, bool silent = false);
 void lane_addresses(Warp& w, const Ins& i, u32 plane, int space, Mask m, u64* a);
 void decode_cp_async(Decoder& d);
 void decode_st_async(Decoder& d);
