@@ -30,7 +30,6 @@ def load(work: Any, plan: Any, ends: Ends):
             for t in work.tiles:
                 q_free.wait(t)
                 work.load_q(item, t, barrier=q.expect(work.q_bytes, t))
-            q.advance()
             q_free.advance()
             for r in range(item.first_run, item.end_run):
                 run = plan.run(r)
