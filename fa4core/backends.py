@@ -15,6 +15,7 @@ import torch
 from fa4core.plan.captured import check_captured
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
+from fa4core.sm100.support import refusal
 from fa4core.variant import Variant
 
 Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
@@ -26,7 +27,6 @@ _MAX_THRESHOLD_ELSE = 64.0
 _KERNELS = {
     "sm100": "Blackwell (SM100) kernels",
     "sm90": "Hopper (SM90) kernels",
-    "emulator": "the emulator, which runs compiled kernels,",
 }
 
 
@@ -57,7 +57,7 @@ def supports(
     """
     try:
         chosen, why = choose(backend, torch.device(device))
-        check(variant.program, problem, torch.device(device))
+        check(variant.program, problem, torch.device(device), chosen)
     except (ValueError, IndexError, NotImplementedError) as error:
         return Support(False, str(error))
     return Support(True, f"{chosen}: {why}")
@@ -78,8 +78,13 @@ def choose(backend: str, device: torch.device) -> tuple[str, str]:
             f"backend={backend!r}: this version has no {_KERNELS[backend]} yet; "
             "use backend='reference' (any device) or 'auto'"
         )
-    if backend == "reference":
-        return "reference", "asked for"
+    if backend == "emulator" and device.type != "cpu":
+        raise NotImplementedError(
+            f"backend='emulator' with tensors on {device}: it runs kernels on the CPU; move the "
+            "tensors there"
+        )
+    if backend in ("reference", "emulator"):
+        return backend, "asked for"
     if device.type == "cpu":
         return "reference", "the tensors are on the CPU"
     return "reference", f"the tensors are on {device}, and this version has no kernels for it yet"
@@ -99,12 +104,17 @@ def announce(chosen: str, why: str) -> None:
         )
 
 
-def check(program: Program, problem: Problem, device: torch.device) -> None:
+def check(
+    program: Program, problem: Problem, device: torch.device, chosen: str = "reference"
+) -> None:
     """Check what depends on both the variant and the problem.
 
     Raises:
         ValueError, IndexError: Saying what was given, what is accepted and what to do.
+        NotImplementedError: The chosen backend can't do it; with the reason.
     """
+    if chosen == "emulator" and (reason := refusal(program, problem)):
+        raise NotImplementedError(f"backend='emulator': {reason}, or use backend='reference'")
     check_captured(program.graph, problem, device)
     most = _MAX_THRESHOLD.get(problem.dtype, _MAX_THRESHOLD_ELSE)
     if program.rescale_threshold is not None and program.rescale_threshold > most:

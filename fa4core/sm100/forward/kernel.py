@@ -198,7 +198,8 @@ def _shifted(tensor: cute.Tensor, order: tuple[int, int, int, int]) -> cute.Tens
     """
     shape = [tensor.shape[i] for i in order] + [2 * tensor.shape[1] + 1]
     stride = [tensor.stride[i] for i in order] + [tensor.stride[1]]
-    back = cute.assume(tensor.shape[1] * tensor.stride[1], divby=8)
+    back = cutlass.Int64(tensor.shape[1]) * cutlass.Int64(tensor.stride[1])
+    back = cute.assume(back, divby=8)
     return cute.make_tensor(
         tensor.iterator - back, cute.make_layout(tuple(shape), stride=tuple(stride))
     )

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from fa4core.compile import import_dsl
-from fa4core.emulator.session import compile_for_emulator
+from fa4core.emulator.session import compile_for_emulator, current_session, emulator
 from fa4core.plan.target import SM100
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import tables
+from primitives.schedule import Schedule
 
 import_dsl()
 
@@ -45,38 +46,65 @@ def spec_of(call: Call) -> Spec:
     )
 
 
-def emulate(call: Call, q: Tensor, k: Tensor, v: Tensor, num_sms: int) -> tuple[Tensor, ...]:
-    """Run a call's kernel inside an open emulator block.
+def emulated_forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a call's kernel on the CPU, with every detector of the emulator on.
+
+    Inside an `emulator` block it runs in that session, with its seed and its number of SMs.
 
     Args:
-        call: Validated, with its tile map.
-        q, k, v: As the call's layout says; not paged.
-        num_sms: CTAs to launch at most.
+        call: Validated and supported (`fa4core.sm100.support`).
+        q, k, v: As the call's layout says.
 
     Returns:
         Output, LSE and row maximum as `fa4core.reference.tiled.forward`.
     """
+    session = current_session()
+    if session is not None:
+        return _forward(call, q, k, v, session.num_sms)
+    with emulator(target="sm100", record=False) as session:
+        return _forward(call, q, k, v, session.num_sms)
+
+
+def _forward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, num_sms: int
+) -> tuple[Tensor, Tensor, Tensor]:
     spec, problem = spec_of(call), call.problem
-    items, runs = tables(problem, call.tiles, spec.tiles)
+    schedule = call.program.schedule or Schedule()
+    items, runs = tables(problem, call.tiles, spec.tiles, schedule.order)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     lse, row_max = (q.new_full(rows, -torch.inf, dtype=torch.float32) for _ in range(2))
-    tensors = (q, k, v, out, lse, row_max)
-    padded = [t if t.dim() == (4 if i < 4 else 3) else t[None] for i, t in enumerate(tensors)]
+    if not len(items):
+        return out, lse, row_max
+    inputs = (_loadable(t if t.dim() == 4 else t[None]) for t in (q, k, v))
+    outputs = (out if out.dim() == 4 else out[None],)
+    statistics = (t if t.dim() == 3 else t[None] for t in (lse, row_max))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
+    ctas = len(items) if schedule.source == "one_tile" else min(num_sms, len(items))
     arguments = (
-        *(_view(t, 3 if i < 4 else 2) for i, t in enumerate(padded)),
+        *(_view(t, 3) for t in (*inputs, *outputs)),
+        *(_view(t, 2) for t in statistics),
         _view(items, 1),
         _view(runs, 1),
         tuple(_view(t, None) for t in captured),
         cutlass.Float32(call.scale),
-        cutlass.Int32(max(1, min(num_sms, len(items)))),
+        cutlass.Int32(ctas),
     )
     key = tuple((t.dtype, t.dim()) for t in captured)
-    function = _compiled(spec, key, _Arguments(arguments))
-    if len(items):
-        function(*arguments)
+    _compiled(spec, key, _Arguments(arguments))(*arguments)
     return out, lse, row_max
+
+
+def _loadable(tensor: Tensor) -> Tensor:
+    """The same elements with a stride that TMA takes in every dimension of extent 1 or 0."""
+    if not tensor.numel():
+        return tensor.new_zeros(tuple(max(n, 1) for n in tensor.shape))  # nothing reads it
+    last = tensor.dim() - 1
+    strides = [
+        (1 if i == last else 8) if n == 1 else stride
+        for i, (n, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+    ]
+    return tensor.as_strided(tensor.shape, strides)
 
 
 class _Arguments:

@@ -13,12 +13,13 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from fa4core.lowering.cute import Scope, as_bool, as_float, select
+from fa4core.lowering.cute import Scope, as_bool, as_float, per_element, select
 from fa4core.pipeline.effects import Fixed
-from fa4core.sm100.forward.spec import TILE, Spec
-from primitives.expr import algebra, captures, parse
+from fa4core.sm100.forward.spec import Spec
+from primitives.expr import Node, algebra, captures, parse, walk
 
 NEVER = -math.inf
+UNROLLED = 10  # instructions for an element, roughly, that may be unrolled over a row
 
 
 class Mods(Fixed):
@@ -36,27 +37,34 @@ class Mods(Fixed):
         self.plain = self.score is algebra.var("score") and not spec.negative_scale
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
 
+    def nothing_to_do(self, partial: bool) -> bool:
+        """Whether scores stay as they are."""
+        return self.plain and not partial
+
+    def long(self, partial: bool) -> bool:
+        """Whether the code for one element is so long that it should not be there 128 times."""
+        roots = [self.score, self.mask] if partial else [self.score]
+        return sum(map(_length, walk(*roots))) > UNROLLED
+
     def apply(
         self, scores: cute.Tensor, item: Any, row: Any, first: Any, partial: bool, scale: Any
     ) -> None:
-        """Modify (and on partial tiles mask) the scores of a row, in place.
+        """Modify (and on partial tiles mask) some scores of a row, in place.
 
         Args:
-            scores: 128 raw products q . k.
+            scores: Raw products q . k.
             item: The work tile.
             row: The query's index.
             first: Index of the first key.
             partial: Whether the tile is PARTIAL; else every pair inside is attended to.
             scale: Factor on q . k.
         """
-        if self.plain and not partial:
-            return
         scope = self._row(item, row, partial)
         if partial:
             scope.hoist([self.mask])
         if not self.plain:
             scope.hoist([self.score])
-        for i in range(TILE):
+        for i in range(cute.size(scores)):
             k = first + i
             inside = k < item.seqlen_k
             at = select(inside, k, item.seqlen_k - 1, "int") if partial else k
@@ -83,3 +91,14 @@ class Mods(Fixed):
             "seqlen_k": item.seqlen_k,
         }
         return Scope(variables, self.captured, guarded)
+
+
+def _length(node: Node) -> int:
+    """Instructions of a node for one element, roughly."""
+    if not per_element(node) or node.op in ("var", "const"):
+        return 0
+    if node.op == "gather":
+        return 3 * len(node.args)
+    if node.op in ("floordiv", "mod"):
+        return 5
+    return 8 if node.op in algebra.UNARY else 1

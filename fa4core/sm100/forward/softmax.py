@@ -15,7 +15,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4core.lowering.cute import Scope, select
+from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
@@ -25,6 +25,7 @@ from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 LOG2E = math.log2(math.e)
 NEVER = -math.inf
 WIDTH = TILE // PARTS  # scores of a part
+LONG = 16  # columns at a time of mods with long code
 
 
 @cute.jit
@@ -42,9 +43,9 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                 s.wait(t)
                 scores = work.load_scores(t)
                 if plan.kind(run, t) == FULL:
-                    work.modify(scores, item, t, j, False)
+                    work.modify(t, scores, item, j, False)
                 else:
-                    work.modify(scores, item, t, j, True)
+                    work.modify(t, scores, item, j, True)
                 factor = rows.raise_maximum(scores)
                 stats_free.wait(t)
                 work.post_factor(t, factor)
@@ -134,22 +135,49 @@ class SoftmaxWork(Fixed):
     def load_scores(self, t: Any) -> cute.Tensor:
         """The row's 128 scores, in registers."""
         row = cute.make_rmem_tensor(cute.make_layout(TILE), cutlass.Float32)
-        atom = cute.make_copy_atom(
-            tcgen05.Ld32x32bOp(tcgen05.Repetition(WIDTH)), cutlass.Float32
-        )
-        for part in range(PARTS):
-            place = _columns(self.scores(t) + part * WIDTH, WIDTH)
-            mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
-            shape = mine.partition_D(cute.make_identity_tensor((TILE, WIDTH))).layout.shape
-            to = cute.make_tensor(row.iterator + part * WIDTH, cute.make_layout(shape))
-            cute.copy(atom, mine.partition_S(place), to)
-        cute.arch.fence_view_async_tmem_load()
+        self._load_row(t, row)
         return row
 
-    def modify(self, scores: cute.Tensor, item: Any, t: Any, j: Any, partial: bool) -> None:
-        """Apply the score mod, and on partial tiles the mask, in place."""
+    @touches(lambda t, scores, item, j, partial: (reads("s", t), writes("s", t)))
+    def modify(self, t: Any, scores: cute.Tensor, item: Any, j: Any, partial: bool) -> None:
+        """Apply the score mod, and on partial tiles the mask, to the loaded scores.
+
+        Mods that are long go through tensor memory, a few columns at a time in a loop, so that
+        their code is there once and not 128 times.
+        """
         row = (item.tile * self.spec.tiles + t) * TILE + self.thread
-        self.mods.apply(scores, item, row, j * TILE, partial, self.scale)
+        if self.mods.nothing_to_do(partial):
+            return
+        if not self.mods.long(partial):
+            self.mods.apply(scores, item, row, j * TILE, partial, self.scale)
+            return
+        _modify_in_place(self, t, item, row, j * TILE, partial)
+        self._load_row(t, scores)
+
+    def _load_row(self, t: Any, row: cute.Tensor) -> None:
+        for part in range(PARTS):
+            place = _columns(self.scores(t) + part * WIDTH, WIDTH)
+            to = cute.make_tensor(row.iterator + part * WIDTH, cute.make_layout(WIDTH))
+            self.load(place, to)
+        cute.arch.fence_view_async_tmem_load()
+
+    def load(self, place: cute.Tensor, to: cute.Tensor) -> None:
+        """Columns of tensor memory -> the thread's registers."""
+        width = place.shape[1]
+        atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), cutlass.Float32)
+        mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
+        shape = mine.partition_D(cute.make_identity_tensor((TILE, width))).layout.shape
+        to = cute.make_tensor(to.iterator, cute.make_layout(shape))
+        cute.copy(atom, mine.partition_S(place), to)
+
+    def store(self, of: cute.Tensor, place: cute.Tensor) -> None:
+        """The thread's registers -> columns of tensor memory."""
+        width = place.shape[1]
+        atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(width)), cutlass.Float32)
+        mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
+        shape = mine.partition_S(cute.make_identity_tensor((TILE, width))).layout.shape
+        of = cute.make_tensor(of.iterator, cute.make_layout(shape))
+        cute.copy(atom, of, mine.partition_D(place))
 
     @touches(lambda t, factor: (writes("stats", t),))
     def post_factor(self, t: Any, factor: Any) -> None:
@@ -179,22 +207,24 @@ class SoftmaxWork(Fixed):
         rounded.store(weights.load().to(self.dtype))
         words = cute.recast_tensor(rounded, cutlass.Float32)
         columns = WIDTH // 2
-        place = _columns(self.weights(t) + part * columns, columns)
-        atom = cute.make_copy_atom(
-            tcgen05.St32x32bOp(tcgen05.Repetition(columns)), cutlass.Float32
-        )
-        mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
-        shape = mine.partition_S(cute.make_identity_tensor((TILE, columns))).layout.shape
-        of = cute.make_tensor(words.iterator, cute.make_layout(shape))
-        cute.copy(atom, of, mine.partition_D(place))
+        self.store(words, _columns(self.weights(t) + part * columns, columns))
         if fence:
             cute.arch.fence_view_async_tmem_store()
         return total
 
 
+@cute.jit
+def _modify_in_place(work: Any, t: Any, item: Any, row: Any, first: Any, partial: Any):
+    for part in cutlass.range(TILE // LONG, unroll=1):
+        place = _columns(work.scores(t) + part * LONG, LONG)
+        values = cute.make_rmem_tensor(cute.make_layout(LONG), cutlass.Float32)
+        work.load(place, values)
+        cute.arch.fence_view_async_tmem_load()
+        work.mods.apply(values, item, row, first + part * LONG, partial, work.scale)
+        work.store(values, place)
+    cute.arch.fence_view_async_tmem_store()
+
+
 def _columns(address: cute.Pointer, count: int) -> cute.Tensor:
     """`count` columns of tensor memory as a (128, count) tensor."""
     return cute.make_tensor(address, cute.make_layout((TILE, count), stride=(65536, 1)))
-
-
-__all__ = ["Rows", "Scope", "SoftmaxWork", "softmax"]

@@ -16,6 +16,7 @@ from fa4core.pipeline.effects import Fixed
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, TileMap
 from fa4core.sm100.forward.spec import TILE
+from primitives.schedule import Order
 
 
 @attrs.frozen(eq=False)
@@ -83,13 +84,16 @@ class Plan(Fixed):
         return (run.kinds >> (2 * t)) & 3
 
 
-def tables(problem: Problem, tiles: TileMap, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tables(
+    problem: Problem, tiles: TileMap, side: int, order: Order = "longest_first"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The plan of a problem: items (n, 13) and runs (m, 3), int32.
 
     Args:
         problem: Sizes.
         tiles: The mask's tile map, 128 x 128.
         side: Query tiles side by side.
+        order: In which CTAs take work tiles; by the number of their key blocks.
     """
     items: list[Item] = []
     runs: list[tuple[int, int, int]] = []
@@ -116,6 +120,8 @@ def tables(problem: Problem, tiles: TileMap, side: int) -> tuple[torch.Tensor, t
                         start_k=0 if problem.starts_k is None else problem.starts_k[b],
                     )
                 )
+    if order != "in_order":
+        items.sort(key=lambda item: item.blocks, reverse=order == "longest_first")
     rows = [attrs.astuple(i) for i in items] or [(0,) * FIELDS]
     return (
         torch.tensor(rows, dtype=torch.int32)[: len(items)],
