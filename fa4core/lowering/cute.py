@@ -143,9 +143,7 @@ def _fold(function: Callable[[Value, Value], Value]) -> Callable[..., Value]:
     return apply
 
 
-def _numeric(
-    floats: Callable[..., Value], ints: Callable[..., Value]
-) -> Callable[..., Value]:
+def _numeric(floats: Callable[..., Value], ints: Callable[..., Value]) -> Callable[..., Value]:
     """An operation by the kind of its result."""
 
     def apply(node: Node, *args: Value) -> Value:
@@ -221,6 +219,11 @@ def _is_zero(node: Node, a: Value) -> Value:
     return as_float(a) == 0.0 if node.args[0].kind == "float" else as_int(a) == 0
 
 
+_SAME_NAME = (
+    "exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "sqrt", "erf", "erfc", "floor", "ceil", "trunc",
+)  # fmt: skip
+
 _OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": _numeric(lambda a, b: a + b, lambda a, b: as_int(a) + as_int(b)),
     "sub": _numeric(lambda a, b: a - b, lambda a, b: as_int(a) - as_int(b)),
@@ -251,29 +254,9 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "bitxor": _fold(lambda a, b: as_int(a) ^ as_int(b)),
     "bitshl": _fold(lambda a, b: as_int(a) << as_int(b)),
     "bitshr": _fold(lambda a, b: as_int(a) >> as_int(b)),
-    "exp": _unary(lambda x: device.exp(x)),
-    "exp2": _unary(lambda x: device.exp2(x)),
-    "expm1": _unary(lambda x: device.expm1(x)),
-    "log": _unary(lambda x: device.log(x)),
-    "log2": _unary(lambda x: device.log2(x)),
-    "log1p": _unary(lambda x: device.log1p(x)),
-    "tanh": _unary(lambda x: device.tanh(x)),
-    "sin": _unary(lambda x: device.sin(x)),
-    "cos": _unary(lambda x: device.cos(x)),
-    "tan": _unary(lambda x: device.tan(x)),
-    "asin": _unary(lambda x: device.asin(x)),
-    "acos": _unary(lambda x: device.acos(x)),
-    "atan": _unary(lambda x: device.atan(x)),
-    "sinh": _unary(lambda x: device.sinh(x)),
-    "cosh": _unary(lambda x: device.cosh(x)),
-    "sqrt": _unary(lambda x: device.sqrt(x)),
+    **{name: _unary(getattr(device, name)) for name in _SAME_NAME},
+    "round": _unary(device.roundeven),
     "rsqrt": _unary(lambda x: as_float(1.0) / device.sqrt(x)),
-    "erf": _unary(lambda x: device.erf(x)),
-    "erfc": _unary(lambda x: device.erfc(x)),
-    "floor": _unary(lambda x: device.floor(x)),
-    "ceil": _unary(lambda x: device.ceil(x)),
-    "trunc": _unary(lambda x: device.trunc(x)),
-    "round": _unary(lambda x: device.roundeven(x)),
     "sigmoid": _unary(_sigmoid),
     "sign": _unary(_sign),
 }

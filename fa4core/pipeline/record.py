@@ -144,13 +144,11 @@ def record(
     """
     plain = getattr(function, "__wrapped__", function)
     programs = []
-    copies = pipeline.role(role).copies
-    several = any(pipeline.role(r.name).copies > 1 for r in pipeline.roles)
-    per_copy = plain.__code__.co_argcount > 3  # noqa: PLR2004
-    for copy in range(copies):
+    per_copy = plain.__code__.co_argcount > 3
+    for copy in range(pipeline.role(role).copies):
         recorder = Recorder(pipeline)
         extra = (copy,) if per_copy else ()
         plain(_Work(work, recorder, tiles), plan, Ends(pipeline, role, recorder), *extra)
-        name = f"{role}{copy}" if per_copy and several else role
+        name = f"{role}{copy}" if per_copy else role
         programs.append(Program(name, tuple(recorder.events)))
     return programs

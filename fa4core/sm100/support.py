@@ -1,4 +1,4 @@
-"""What the SM100 forward kernel takes, and why not the rest. Imports neither kernels nor the DSL."""
+"""What the SM100 forward kernel takes, and why not the rest. Imports no kernel and no DSL."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_other_head_dims_have_a_safe_pipeline(d: int, d_v: int) -> None:
 
 @pytest.mark.parametrize("bug", SEEDED, ids=str)
 def test_a_seeded_bug_is_found(bug) -> None:
-    """Deadlock, race, missed phase or too many arrivals: with a counterexample that names a role."""
+    """Deadlock, race, missed phase or too many arrivals; the counterexample names a role."""
     with pytest.raises(ProtocolError) as found:
         for blocks in LISTS:
             check_forward(SPEC, blocks, {bug.role: bug.function})

@@ -24,9 +24,7 @@ MASKS = {
 def test_runs_cover_what_the_maps_visit(name: str, side: int) -> None:
     lengths = (700, 0, 256), (600, 300, 512)
     problem = Problem(3, 2, 1, 64, 64, *lengths)
-    tiles = tile_map(
-        MASKS[name].expr, batch=3, heads=2, seqlens_q=lengths[0], seqlens_k=lengths[1]
-    )
+    tiles = tile_map(MASKS[name].expr, batch=3, heads=2, seqlens_q=lengths[0], seqlens_k=lengths[1])
     items, runs = tables(problem, tiles, side)
     seen = set()
     for row in items.tolist():
@@ -46,7 +44,9 @@ def test_runs_cover_what_the_maps_visit(name: str, side: int) -> None:
                 assert (dense[t][(expected == EMPTY) & (dense[t] != EMPTY)] == PARTIAL).all()
             if lengths[1][item.b] % 128:
                 assert (dense[t][-1:] != FULL).all()
-    every = {(b, h, i) for b in range(3) for h in range(2) for i in range(-(-tiles.tiles_q(b) // side))}
+    every = {
+        (b, h, i) for b in range(3) for h in range(2) for i in range(-(-tiles.tiles_q(b) // side))
+    }
     assert seen == every
 
 

@@ -147,9 +147,7 @@ def _write_row(to: cute.Tensor, item: Any, row: Any, value: Any):
 
 def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, Any, Any]:
     """The thread's piece of `WIDTH` columns of O: copy atom, tensor memory, register layout."""
-    place = cute.make_tensor(
-        work.o(t) + column, cute.make_layout((TILE, WIDTH), stride=(65536, 1))
-    )
+    place = cute.make_tensor(work.o(t) + column, cute.make_layout((TILE, WIDTH), stride=(65536, 1)))
     operation = tcgen05.St32x32bOp if store else tcgen05.Ld32x32bOp
     atom = cute.make_copy_atom(operation(tcgen05.Repetition(WIDTH)), cutlass.Float32)
     mine = tcgen05.make_tmem_copy(atom, place).get_slice(work.thread)

@@ -57,9 +57,7 @@ class Products:
             self.spec.kv_stages, stride=self.spec.kv_bytes * 8 // self.dtype.width
         )
         one = cute.select(layout, mode=[0, 1, 2])
-        return cute.make_composed_layout(
-            one.inner, 0, cute.append(one.outer, ring)
-        )
+        return cute.make_composed_layout(one.inner, 0, cute.append(one.outer, ring))
 
 
 @cute.kernel
@@ -127,22 +125,22 @@ def forward_kernel(
         cute.arch.setmaxregister_decrease(registers["spare"])
     if is_mma:
         cute.arch.setmaxregister_decrease(registers["mma"])
-        work = _mma_work(spec, products, tmem, s_q, s_k, s_v)
-        mma(work, plan, Ends(pipeline, "mma", barriers))
+        issuing = _mma_work(spec, products, tmem, s_q, s_k, s_v)
+        mma(issuing, plan, Ends(pipeline, "mma", barriers))
     if is_correction:
         cute.arch.setmaxregister_decrease(registers["correction"])
-        work = CorrectionWork(
+        finishing = CorrectionWork(
             spec, thread_of(pipeline, "correction", thread), _columns(spec, tmem, "o"), stats,
             mods, out, lse, row_max,
         )  # fmt: skip
-        correction(work, plan, Ends(pipeline, "correction", barriers))
+        correction(finishing, plan, Ends(pipeline, "correction", barriers))
     if is_softmax:
         cute.arch.setmaxregister_increase(registers["softmax"])
-        work = SoftmaxWork(
+        weighing = SoftmaxWork(
             spec, thread_of(pipeline, "softmax", thread), _columns(spec, tmem, "s"),
             _columns(spec, tmem, "p"), stats, mods, scale,
         )  # fmt: skip
-        softmax(work, plan, Ends(pipeline, "softmax", barriers), t)
+        softmax(weighing, plan, Ends(pipeline, "softmax", barriers), t)
 
     cute.arch.sync_threads()
     if warp == allocator:
@@ -183,10 +181,7 @@ def _mma_work(spec: Spec, products: Products, tmem: cute.Pointer, q, k, v) -> Mm
         qk.make_fragment_B(k),
         pv.make_fragment_B(v),
         [cute.make_tensor(s_at(t), s_layout) for t in tiles],
-        [
-            cute.make_tensor(cute.recast_ptr(p_at(t), dtype=products.dtype), p_layout)
-            for t in tiles
-        ],
+        [cute.make_tensor(cute.recast_ptr(p_at(t), dtype=products.dtype), p_layout) for t in tiles],
         [cute.make_tensor(o_at(t), o_layout) for t in tiles],
     )
 
@@ -239,7 +234,9 @@ def forward(
         products.pv_tile, pv,
     )  # fmt: skip
     rows = cute.make_tensor(out.iterator, cute.select(out.layout, [1, 3, 2, 0]))
-    by_row = [cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)]
+    by_row = [
+        cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
+    ]
     forward_kernel(
         spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, captured, scale
     ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1])

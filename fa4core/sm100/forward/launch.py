@@ -14,6 +14,7 @@ import torch
 from fa4core.compile import import_dsl
 from fa4core.emulator.session import compile_for_emulator, current_session, emulator
 from fa4core.plan.target import SM100
+from fa4core.plan.tiles import TileMap
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import tables
@@ -70,6 +71,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     spec, problem = spec_of(call), call.problem
     schedule = call.program.schedule or Schedule()
+    assert isinstance(call.tiles, TileMap)
     items, runs = tables(problem, call.tiles, spec.tiles, schedule.order)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])

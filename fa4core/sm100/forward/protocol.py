@@ -40,7 +40,8 @@ class _Table:
 def plan_of(blocks: Sequence[int]) -> Plan:
     """A plan of work tiles with these numbers of key blocks, for one CTA."""
     zero = Item(*[0] * FIELDS)
-    items, runs = [], []
+    items: list[tuple[int, ...]] = []
+    runs: list[tuple[int, ...]] = []
     for tile, count in enumerate(blocks):
         first = len(runs)
         runs += [(0, count, 0)] if count else []

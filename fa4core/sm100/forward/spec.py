@@ -46,7 +46,7 @@ class Spec:
     head_dim: int
     head_dim_v: int
     tiles: int = 2
-    exp: Exp = Exp()
+    exp: Exp = attrs.field(factory=Exp)
     threshold: float = 8.0
     negative_scale: bool = False
     target: str = "sm100"

@@ -6,6 +6,7 @@ device a role reads a row of them at a time. No role computes a trip count or a 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
@@ -148,8 +149,4 @@ def merged_runs(tiles: TileMap, b: int, h: int, tile: int, side: int) -> list[tu
     kinds[:, visited] = np.where(kinds[:, visited] == EMPTY, PARTIAL, kinds[:, visited])
     packed = sum(kinds[t] << (2 * t) for t in range(side))
     edges = np.flatnonzero(np.diff(np.concatenate([[-1], packed, [-1]])))
-    return [
-        (int(a), int(z), int(packed[a]))
-        for a, z in zip(edges[:-1], edges[1:], strict=True)
-        if visited[a]
-    ]
+    return [(int(a), int(z), int(packed[a])) for a, z in itertools.pairwise(edges) if visited[a]]
