@@ -12,6 +12,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core import Variant, attention
 from fa4core.emulator.session import emulator
+from fa4core.sm100.forward import launch
 from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
 from fa4core.testing.check import by_backend
 
@@ -79,6 +80,21 @@ def test_masks_compose_with_mods_and_sinks(name: str) -> None:
 def test_mods_with_long_code_go_through_tensor_memory() -> None:
     shape = Shape((260,), (300,), 2, 1, 64, 64)
     execute("Variant(mask=mask.causal(), score=score.softcap(20.0))", shape, num_sms=1)
+
+
+def test_captured_tables_of_any_layout_share_a_kernel() -> None:
+    """Transposed, expanded, sliced and one-element tables behind a contiguous one; no new kernel."""
+    shape = Shape((130,), (140,), 2, 2, 64, 64)
+    tables = (
+        "normal(1, 130, 140)",
+        "normal(1, 140, 130).detach().t()",
+        "normal(1, 1, 140).detach().expand(130, 140)",
+        "normal(1, 130, 280).detach()[:, 1::2]",
+    )
+    compiled = launch._compiled.cache_info().misses
+    for table in tables:
+        execute(f"Variant(score=score.dense_bias({table}))", shape)
+    assert launch._compiled.cache_info().misses == compiled + 1
 
 
 @pytest.mark.parametrize("fraction", [0.25, 1.0])

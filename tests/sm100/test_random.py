@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -15,6 +15,9 @@ from fa4core.emulator.session import emulator
 from fa4core.testing import Case, assert_close_to_oracle, run
 from fa4core.testing.check import by_backend
 from fa4core.testing.strategies import cases
+
+
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # every example is a compilation
 
 
 def supported(case: Case) -> Case:
@@ -42,14 +45,14 @@ def check(case: Case) -> None:
     assert_close_to_oracle(results, inputs, context=str(case))
 
 
-@settings(max_examples=4)
+@settings(max_examples=3, phases=NO_SHRINKING)
 @given(cases())
 def test_random_variants_on_random_problems(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.sweep
-@settings(max_examples=200)
+@settings(max_examples=200, phases=NO_SHRINKING)
 @given(cases())
 def test_many_random_variants_on_random_problems(case: Case) -> None:
     check(case)

@@ -100,7 +100,7 @@ class CorrectionWork(Fixed):
         if self.mods.has_sink:
             logit = self.mods.sink_of(item, row) * LOG2E
             whole = whole + cute.math.exp2(logit - base, fastmath=True)
-        whole = select(applied == NEVER, _one_of(whole), whole, "float")
+        whole = select(applied == NEVER, 1.0, whole, "float")
         _write(self, item, t, row, part / whole)
         lse = (base + cute.math.log2(whole)) * LN2
         self._write_statistics(item, row, self._lse(item, row, applied, lse), highest * LN2)
@@ -135,10 +135,6 @@ class CorrectionWork(Fixed):
         _write_row(self.row_max, item, row, highest)
 
 
-def _one_of(like: cutlass.Float32) -> cutlass.Float32:
-    return cutlass.Float32(1.0)
-
-
 @cute.jit
 def _write_row(to: cute.Tensor, item: Any, row: Any, value: Any):
     if row < item.seqlen_q:
@@ -157,6 +153,12 @@ def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, 
     return atom, tensor, cute.make_layout(shape)
 
 
+def _scale(values: cute.Tensor, factor: cutlass.Float32) -> None:
+    for i in range(0, WIDTH, 2):
+        pair = values[i], values[i + 1]
+        values[i], values[i + 1] = cute.arch.mul_packed_f32x2(pair, (factor, factor))
+
+
 @cute.jit
 def _rescale(work: Any, t: int, factor: Any):
     if cute.arch.vote_any_sync(factor != 1.0):
@@ -165,10 +167,7 @@ def _rescale(work: Any, t: int, factor: Any):
             values = cute.make_rmem_tensor(layout, cutlass.Float32)
             cute.copy(atom, source, values)
             cute.arch.fence_view_async_tmem_load()
-            for i in cutlass.range_constexpr(0, WIDTH, 2):
-                values[i], values[i + 1] = cute.arch.mul_packed_f32x2(
-                    (values[i], values[i + 1]), (factor, factor)
-                )
+            _scale(values, factor)
             atom, target, layout = _part(work, t, column, True)
             cute.copy(atom, values, target)
         cute.arch.fence_view_async_tmem_store()
@@ -182,8 +181,7 @@ def _write(work: Any, item: Any, t: int, row: Any, factor: Any):
         values = cute.make_rmem_tensor(layout, cutlass.Float32)
         cute.copy(atom, source, values)
         cute.arch.fence_view_async_tmem_load()
-        for i in cutlass.range_constexpr(WIDTH):
-            values[i] = values[i] * factor
+        _scale(values, factor)
         _write_columns(work, item, row, column, values)
 
 

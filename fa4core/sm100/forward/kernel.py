@@ -200,6 +200,14 @@ def _shifted(tensor: cute.Tensor, order: tuple[int, int, int, int]) -> cute.Tens
     )
 
 
+def _by_rows(out: cute.Tensor) -> cute.Tensor:
+    """(batch, rows, heads, d) as (rows, d, heads, batch), every row at a multiple of 16 bytes."""
+    order = (1, 3, 2, 0)
+    shape = tuple(out.shape[i] for i in order)
+    stride = tuple(1 if i == 3 else cute.assume(out.stride[i], divby=8) for i in order)
+    return cute.make_tensor(out.iterator, cute.make_layout(shape, stride=stride))
+
+
 @cute.jit
 def forward(
     q: cute.Tensor,
@@ -233,10 +241,10 @@ def forward(
         by_tma, _shifted(v, (3, 1, 2, 0)), cute.select(products.v_layout, [0, 1, 2]),
         products.pv_tile, pv,
     )  # fmt: skip
-    rows = cute.make_tensor(out.iterator, cute.select(out.layout, [1, 3, 2, 0]))
+    rows = _by_rows(out)
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
         spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, captured, scale
-    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1])
+    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)

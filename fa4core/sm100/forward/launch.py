@@ -88,7 +88,7 @@ def _forward(
         *(_view(t, 2) for t in statistics),
         _view(items, 1),
         _view(runs, 1),
-        tuple(_view(t, None) for t in captured),
+        tuple(_view(t, t.dim() - 1, t.element_size()) for t in captured),
         cutlass.Float32(call.scale),
         cutlass.Int32(ctas),
     )
@@ -128,18 +128,18 @@ def _compiled(spec: Spec, key: tuple, arguments: _Arguments) -> Any:
 
 
 def _captured(tensor: Tensor | None) -> Tensor:
-    """A captured tensor as the kernel takes it: at least one element and one dimension."""
+    """A captured tensor as the kernel takes it: row-major, at least one element and dimension."""
     assert tensor is not None
+    tensor = tensor.detach()
     if tensor.numel() == 0:
         tensor = tensor.new_zeros((1,) * tensor.dim())  # nothing that counts reads it
     if tensor.dtype == torch.bool:
         tensor = tensor.to(torch.uint8)
-    return tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    # viewed twice, so that dimensions of extent 1 get the stride that row-major tensors have
+    return tensor.contiguous().view(-1).view(tensor.shape or (1,))
 
 
-def _view(tensor: Tensor, leading: int | None) -> Any:
-    """The DSL's form of a torch tensor, with run-time shape and strides."""
-    shown = from_dlpack(tensor.detach(), assumed_align=16 if leading is not None else None)
-    if leading is None:
-        return shown.mark_layout_dynamic()
+def _view(tensor: Tensor, leading: int, align: int = 16) -> Any:
+    """The DSL's form of a torch tensor: shape and strides at run time, but one stride of 1."""
+    shown = from_dlpack(tensor.detach(), assumed_align=align)
     return shown.mark_layout_dynamic(leading_dim=leading)

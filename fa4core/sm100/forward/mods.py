@@ -1,8 +1,9 @@
 """A variant's mask, score mod and sink in the kernel, on a thread's row.
 
 No code for them runs on FULL tiles of a variant without a score mod; the mask is evaluated on
-PARTIAL tiles only. Mods never see an index outside the problem: on the edge they are given the last
-valid one, and what comes out is not used.
+PARTIAL tiles only. What mods make of indices outside the problem is not used, and they read no
+captured tensor there: queries are clamped once for the row, and the keys of a FULL tile are all
+inside; on PARTIAL tiles, the index of every captured tensor is clamped.
 """
 
 from __future__ import annotations
@@ -66,14 +67,12 @@ class Mods(Fixed):
             scope.hoist([self.score])
         for i in range(cute.size(scores)):
             k = first + i
-            inside = k < item.seqlen_k
-            at = select(inside, k, item.seqlen_k - 1, "int") if partial else k
             value = scores[i] if self.plain else scores[i] * scale
-            element = scope.element(at, value)
+            element = scope.element(k, value)
             if not self.plain:
                 value = as_float(element.value(self.score))
             if partial:
-                live = inside & as_bool(element.value(self.mask))
+                live = (k < item.seqlen_k) & as_bool(element.value(self.mask))
                 value = select(live, value, NEVER, "float")
             scores[i] = value
 

@@ -79,10 +79,10 @@ class Spec:
         return Pipeline(
             roles=(
                 Role("softmax", 0, 4, copies=tiles, registers=192),
-                Role("correction", 4 * tiles, 4, registers=80),
-                Role("mma", 4 * tiles + 4, 1, registers=48),
-                Role("load", 4 * tiles + 5, 1, registers=48),
-                Role("spare", 4 * tiles + 6, 2, registers=48),  # fills the warpgroup
+                Role("correction", 4 * tiles, 4, registers=64),
+                Role("mma", 4 * tiles + 4, 1, registers=64),
+                Role("load", 4 * tiles + 5, 1, registers=64),
+                Role("spare", 4 * tiles + 6, 2, registers=64),  # fills the warpgroup
             ),
             signals=(
                 Signal("q_full", (("load", tma),), "mma", copies=tiles),
