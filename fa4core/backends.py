@@ -6,6 +6,7 @@ and `auto` says what it chose wherever that is not what one would expect.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from typing import Literal, get_args
 
@@ -82,6 +83,11 @@ def choose(backend: str, device: torch.device) -> tuple[str, str]:
         raise NotImplementedError(
             f"backend='emulator' with tensors on {device}: it runs kernels on the CPU; move the "
             "tensors there"
+        )
+    if backend == "emulator" and importlib.util.find_spec("cutlass") is None:
+        raise NotImplementedError(
+            "backend='emulator' compiles kernels with CuTe DSL, which is not installed: "
+            "pip install nvidia-cutlass-dsl"
         )
     if backend in ("reference", "emulator"):
         return backend, "asked for"

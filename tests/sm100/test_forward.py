@@ -83,7 +83,7 @@ def test_mods_with_long_code_go_through_tensor_memory() -> None:
 
 
 def test_captured_tables_of_any_layout_share_a_kernel() -> None:
-    """Transposed, expanded, sliced and one-element tables behind a contiguous one; no new kernel."""
+    """Transposed, expanded and sliced tables behind a contiguous one: no new kernel."""
     shape = Shape((130,), (140,), 2, 2, 64, 64)
     tables = (
         "normal(1, 130, 140)",

@@ -16,7 +16,6 @@ from fa4core.testing import Case, assert_close_to_oracle, run
 from fa4core.testing.check import by_backend
 from fa4core.testing.strategies import cases
 
-
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # every example is a compilation
 
 

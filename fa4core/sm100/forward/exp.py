@@ -19,8 +19,8 @@ from fa4core.sm100.forward.spec import Spec
 def emulated(key: int, fraction: float) -> bool:
     """Whether the exponential of a key is computed by the polynomial.
 
-    The same rule as the reference's, by the key's index in its block: 128 times the fraction is
-    whole for the fractions in use, so that blocks agree with the row.
+    The reference's rule with the key's index in its block for that in the row: the share is the
+    same, and which keys they are too if 128 times the fraction is whole.
     """
     return math.floor((key + 1) * fraction) > math.floor(key * fraction)
 

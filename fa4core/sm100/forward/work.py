@@ -134,7 +134,8 @@ def merged_runs(tiles: TileMap, b: int, h: int, tile: int, side: int) -> list[tu
     """Runs that the query tiles side by side visit together.
 
     A key tile that only one of them needs is PARTIAL for the other: its mask is false there. The
-    last key tile is never FULL where the sequence ends inside it.
+    last key tile is never FULL where the sequence ends inside it. A query tile behind the last one
+    is FULL elsewhere, so that no mask is evaluated for it.
     """
     columns = tiles.tiles_k(b)
     kinds = np.zeros((side, columns), np.int64)
@@ -142,6 +143,8 @@ def merged_runs(tiles: TileMap, b: int, h: int, tile: int, side: int) -> list[tu
         if tile * side + t < tiles.tiles_q(b):
             visited, kind = tiles.row(b, h, tile * side + t)
             kinds[t, visited] = kind
+        else:
+            kinds[t] = np.where(kinds[0] == EMPTY, EMPTY, FULL)  # nobody wants what it computes
     if tiles.seqlens_k[b] % TILE and columns:
         last = kinds[:, -1]
         last[last == FULL] = PARTIAL
