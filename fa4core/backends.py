@@ -6,6 +6,7 @@ and `auto` says what it chose wherever that is not what one would expect.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from typing import Literal, get_args
 
@@ -15,6 +16,7 @@ import torch
 from fa4core.plan.captured import check_captured
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
+from fa4core.sm100.support import refusal
 from fa4core.variant import Variant
 
 Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
@@ -26,7 +28,6 @@ _MAX_THRESHOLD_ELSE = 64.0
 _KERNELS = {
     "sm100": "Blackwell (SM100) kernels",
     "sm90": "Hopper (SM90) kernels",
-    "emulator": "kernels for the emulator to run",
 }
 
 
@@ -57,7 +58,7 @@ def supports(
     """
     try:
         chosen, why = choose(backend, torch.device(device))
-        check(variant.program, problem, torch.device(device))
+        check(variant.program, problem, torch.device(device), chosen)
     except (ValueError, IndexError, NotImplementedError) as error:
         return Support(False, str(error))
     return Support(True, f"{chosen}: {why}")
@@ -78,8 +79,18 @@ def choose(backend: str, device: torch.device) -> tuple[str, str]:
             f"backend={backend!r}: this version has no {_KERNELS[backend]} yet; "
             "use backend='reference' (any device) or 'auto'"
         )
-    if backend == "reference":
-        return "reference", "asked for"
+    if backend == "emulator" and device.type != "cpu":
+        raise NotImplementedError(
+            f"backend='emulator' with tensors on {device}: it runs kernels on the CPU; move the "
+            "tensors there"
+        )
+    if backend == "emulator" and importlib.util.find_spec("cutlass") is None:
+        raise NotImplementedError(
+            "backend='emulator' compiles kernels with CuTe DSL, which is not installed: "
+            "pip install nvidia-cutlass-dsl"
+        )
+    if backend in ("reference", "emulator"):
+        return backend, "asked for"
     if device.type == "cpu":
         return "reference", "the tensors are on the CPU"
     return "reference", f"the tensors are on {device}, and this version has no kernels for it yet"
@@ -99,12 +110,17 @@ def announce(chosen: str, why: str) -> None:
         )
 
 
-def check(program: Program, problem: Problem, device: torch.device) -> None:
+def check(
+    program: Program, problem: Problem, device: torch.device, chosen: str = "reference"
+) -> None:
     """Check what depends on both the variant and the problem.
 
     Raises:
         ValueError, IndexError: Saying what was given, what is accepted and what to do.
+        NotImplementedError: The chosen backend can't do it; with the reason.
     """
+    if chosen == "emulator" and (reason := refusal(program, problem)):
+        raise NotImplementedError(f"backend='emulator': {reason}, or use backend='reference'")
     check_captured(program.graph, problem, device)
     most = _MAX_THRESHOLD.get(problem.dtype, _MAX_THRESHOLD_ELSE)
     if program.rescale_threshold is not None and program.rescale_threshold > most:

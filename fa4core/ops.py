@@ -24,6 +24,7 @@ from fa4core.program import Program
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
+from fa4core.sm100.support import check_tensors
 from primitives.expr import Capture
 from primitives.sequence import Layout
 
@@ -37,14 +38,14 @@ def _call(
     spec: str,
     scale: float | None,
     backend: str,
-) -> Call:
-    """Check everything and analyse the mask."""
+) -> tuple[Call, str]:
+    """Check everything and analyse the mask; gives the call and the backend it takes."""
     problem = Problem.from_tensors(q, k, v, layout)
     chosen, why = choose(backend, q.device)
     if backend == "auto" and q.device.type != "cpu":
         announce(chosen, why)
     program = Program.parse(spec, captured)
-    check(program, problem, q.device)
+    check(program, problem, q.device, chosen)
     tiles = tile_map(
         program.graph.mask,
         batch=problem.batch,
@@ -53,7 +54,7 @@ def _call(
         seqlens_k=problem.seqlens_k,
     )
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k)
+    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k), chosen
 
 
 @torch.library.custom_op("fa4core::forward", mutates_args=())
@@ -80,7 +81,13 @@ def forward(
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
-    return tiled_forward(_call(q, k, v, captured, layout, spec, scale, backend), q, k, v)
+    call, chosen = _call(q, k, v, captured, layout, spec, scale, backend)
+    if chosen == "emulator":
+        from fa4core.sm100.forward.launch import emulated_forward  # imports the DSL
+
+        check_tensors(q, k, v)
+        return emulated_forward(call, q, k, v)
+    return tiled_forward(call, q, k, v)
 
 
 @forward.register_fake
@@ -123,7 +130,12 @@ def backward(
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
-    call = _call(q, k, v, captured, layout, spec, scale, backend)
+    call, chosen = _call(q, k, v, captured, layout, spec, scale, backend)
+    if chosen == "emulator":
+        raise NotImplementedError(
+            "backend='emulator' has no backward kernels yet; call it under torch.no_grad(), or use "
+            "backend='reference'"
+        )
     result = tiled_backward(call, q, k, v, out, lse, grad_out, grad_lse)
     gradients = []
     for slot in differentiated(spec):

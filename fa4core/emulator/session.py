@@ -162,6 +162,11 @@ def emulator(
         yield session
 
 
+def current_session() -> Session | None:
+    """The session of the block that is open, or None."""
+    return _open_session
+
+
 def _close() -> None:
     global _open_session  # noqa: PLW0603
     _open_session = None

@@ -1,0 +1,182 @@
+"""Checks a pipeline's protocol for one list of work: deadlock, missed phases, races.
+
+Roles never choose which barrier to wait on, so whether they can all finish does not depend on the
+order in which they run: one simulation decides. Each access carries the set of accesses and waits
+that happen before it (as bits of an integer), through program order, barrier phases, and the
+tensor core's order of issue. Two accesses of overlapping memory, one of them a write, must be
+ordered. A phase of a barrier must not complete before the waiter has seen the one before it, or it
+would be missed. Plain Python; knows no kernel.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from fa4core.pipeline.declare import Pipeline, Signal
+from fa4core.pipeline.layout import Placed, place
+from fa4core.pipeline.record import Arrive, Program, Slot, Touch, Wait
+
+
+class ProtocolError(AssertionError):
+    """The pipeline is wrong; the message is the counterexample."""
+
+
+@attrs.define
+class _Barrier:
+    signal: Signal
+    count: int
+    arrived: int = 0
+    known: int = 0  # what happens before the phase that is being completed
+    phases: list[int] = attrs.field(factory=list)  # the same of every completed one
+    waits: list[tuple[int, str]] = attrs.field(factory=list)  # bits and places of the waits seen
+
+    def arrive(self, weight: int, known: int, where: str) -> None:
+        self.arrived += weight
+        self.known |= known
+        if self.arrived > self.count:
+            raise ProtocolError(
+                f"{where}: {self.arrived} arrivals in a phase of {self.signal.name}, which "
+                f"{self.count} complete"
+            )
+        if self.arrived == self.count:
+            self.phases.append(self.known)
+            self.arrived = self.known = 0
+
+
+@attrs.define
+class _Process:
+    program: Program
+    position: int = 0
+    known: int = 0
+    queue: int = 0  # what the tensor core knows behind the last MMA of this role
+    waited: dict[Slot, int] = attrs.field(factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return self.position == len(self.program.events)
+
+    def where(self) -> str:
+        event = self.program.events[self.position]
+        return f"{self.program.name}, event {self.position} ({event})"
+
+
+@attrs.frozen
+class _Seen:
+    bit: int
+    write: bool
+    begin: int
+    end: int
+    where: str
+
+
+class _Simulation:
+    def __init__(self, pipeline: Pipeline, programs: list[Program]):
+        self.processes = [_Process(p) for p in programs]
+        self.barriers = {
+            (signal.name, i): _Barrier(signal, pipeline.count(signal))
+            for signal in pipeline.signals
+            for i in range(signal.barriers)
+        }
+        limits = pipeline.limits
+        self.spaces = (
+            place(pipeline.smem, limits.smem_bytes, "bytes"),
+            place(pipeline.tmem, limits.tmem_columns, "columns"),
+        )
+        self.seen: tuple[list[_Seen], list[_Seen]] = ([], [])
+        self.bits = 0
+
+    def run(self) -> None:
+        moved = True
+        while moved:
+            moved = False
+            for process in self.processes:
+                while not process.done and self.step(process):
+                    process.position += 1
+                    moved = True
+        stuck = [p.where() for p in self.processes if not p.done]
+        if stuck:
+            raise ProtocolError("deadlock:\n  " + "\n  ".join(stuck))
+        self.missed_phases()
+
+    def step(self, process: _Process) -> bool:
+        event = process.program.events[process.position]
+        if isinstance(event, Wait):
+            return self.wait(process, event)
+        if isinstance(event, Arrive):
+            known = process.known
+            if event.unit == "mma":
+                known = process.queue = process.queue | known
+            self.barriers[event.slot].arrive(event.weight, known, process.where())
+            return True
+        self.touch(process, event)
+        return True
+
+    def wait(self, process: _Process, event: Wait) -> bool:
+        barrier = self.barriers[event.slot]
+        number = process.waited.get(event.slot, 0) - barrier.signal.passed
+        if number >= len(barrier.phases):
+            return False
+        if event.phase != number % 2:
+            raise ProtocolError(f"{process.where()}: phase {number} has parity {number % 2}")
+        process.waited[event.slot] = process.waited.get(event.slot, 0) + 1
+        if number >= 0:
+            process.known |= barrier.phases[number]
+        bit = self.new_bit()
+        process.known |= bit
+        barrier.waits.append((bit, process.where()))
+        return True
+
+    def touch(self, process: _Process, event: Touch) -> None:
+        before = process.known | (process.queue if event.unit == "mma" else 0)
+        bit = self.new_bit()
+        for access in event.accesses:
+            self.access(access, before, bit, process.where())
+        if event.unit == "mma":
+            process.queue = before | bit
+        elif event.unit == "threads":
+            process.known |= bit
+        else:
+            if event.slot is None:
+                raise ProtocolError(f"{process.where()}: TMA without a barrier")
+            self.barriers[event.slot].arrive(1, before | bit, process.where())
+
+    def access(self, access, before: int, bit: int, where: str) -> None:
+        index = 0 if access.region in self.spaces[0] else 1
+        if access.region not in self.spaces[index]:
+            raise ProtocolError(f"{where}: region {access.region!r} is not declared")
+        region: Placed = self.spaces[index][access.region]
+        if not 0 <= access.stage < region.region.stages:
+            raise ProtocolError(f"{where}: {access.region} has no stage {access.stage}")
+        begin = region.at(access.stage)
+        end, write = begin + region.region.size, access.kind == "write"
+        kept = []
+        for other in self.seen[index]:
+            apart = other.end <= begin or end <= other.begin
+            if not apart and (write or other.write) and not (other.bit & (before | bit)):
+                raise ProtocolError(f"race:\n  {where}\n  {other.where}\n  are not ordered")
+            covered = write and begin <= other.begin and other.end <= end
+            if apart or not covered:
+                kept.append(other)
+        self.seen[index][:] = [*kept, _Seen(bit, write, begin, end, where)]
+
+    def new_bit(self) -> int:
+        self.bits += 1
+        return 1 << self.bits
+
+    def missed_phases(self) -> None:
+        for barrier in self.barriers.values():
+            for number, (bit, where) in enumerate(barrier.waits, start=-barrier.signal.passed):
+                after = number + 1
+                if after < len(barrier.phases) and not barrier.phases[after] & bit:
+                    raise ProtocolError(
+                        f"{where}: phase {after} may complete before phase {number} is seen"
+                    )
+
+
+def check(pipeline: Pipeline, programs: list[Program]) -> None:
+    """Check the programs of all roles for one list of work.
+
+    Raises:
+        ProtocolError: With the roles and events of the counterexample.
+    """
+    _Simulation(pipeline, programs).run()

@@ -1,0 +1,195 @@
+"""Roles, signals and regions: what a pipeline declares before any of it is compiled.
+
+Arrival counts, barrier addresses, thread ranges and memory offsets all derive from these values, so
+that role code holds none of them. Plain values; `layout` places them, `endpoint` uses them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import attrs
+
+WARP = 32
+
+
+class How(enum.Enum):
+    """How a role arrives on a signal, which decides how many arrivals that makes."""
+
+    TMA = "one arrival that announces bytes, which TMA then brings"
+    COMMIT = "one arrival by the tensor core when all MMAs issued so far are done"
+    WARPS = "one arrival by each warp of the role"
+    THREADS = "one arrival by each thread of the role"
+
+
+@attrs.frozen
+class Role:
+    """Warps that run one program.
+
+    Attributes:
+        name: Of the role.
+        first: Its first warp.
+        warps: How many warps one copy has.
+        copies: Groups of warps that run the program side by side, each on a tile of its own.
+        registers: For each thread, after reallocation; a multiple of 8.
+    """
+
+    name: str
+    first: int
+    warps: int
+    copies: int = 1
+    registers: int = 128
+
+    @property
+    def end(self) -> int:
+        """The warp behind its last one."""
+        return self.first + self.warps * self.copies
+
+
+@attrs.frozen
+class Signal:
+    """An array of mbarriers: `copies` (one for each tile) of `stages` (a ring).
+
+    Attributes:
+        name: Of the signal.
+        arrivals: Who arrives to complete a phase, and how. A role with copies arrives with the copy
+            that the barrier belongs to. Several entries make a merged signal.
+        waiter: The role that waits.
+        stages: Length of the ring.
+        copies: Tiles.
+        passed: Whether the first wait passes at once ("empty" signals start that way).
+    """
+
+    name: str
+    arrivals: tuple[tuple[str, How], ...]
+    waiter: str
+    stages: int = 1
+    copies: int = 1
+    passed: bool = False
+
+    @property
+    def barriers(self) -> int:
+        return self.stages * self.copies
+
+    def how(self, role: str) -> How:
+        """How `role` arrives.
+
+        Raises:
+            ValueError: It is not declared to.
+        """
+        for name, how in self.arrivals:
+            if name == role:
+                return how
+        raise ValueError(
+            f"role {role!r} arrives on signal {self.name!r}, which declares arrivals by "
+            f"{[name for name, _ in self.arrivals]}; declare it there"
+        )
+
+
+@attrs.frozen
+class Region:
+    """Memory with a name: bytes of shared memory, or columns of tensor memory.
+
+    Attributes:
+        name: Of the region.
+        size: Bytes, or columns of 128 lanes x 32 bits, of one stage.
+        stages: How many of them.
+        inside: A region that this one lies in, at `offset` of each stage: they alias on purpose.
+        offset: See `inside`.
+        align: Of each stage, in the unit of `size`.
+    """
+
+    name: str
+    size: int
+    stages: int = 1
+    inside: str | None = None
+    offset: int = 0
+    align: int = 1
+
+
+@attrs.frozen
+class Limits:
+    """What the target has for one CTA."""
+
+    smem_bytes: int = 232_448
+    tmem_columns: int = 512
+    registers: int = 65_536
+
+
+class DoesNotFit(ValueError):
+    """The declaration asks for more than the target has; the message says of what."""
+
+
+@attrs.frozen
+class Pipeline:
+    """A whole declaration: roles, signals and memory.
+
+    Raises:
+        DoesNotFit: Registers or barriers that cannot be.
+        ValueError: The declaration contradicts itself.
+    """
+
+    roles: tuple[Role, ...]
+    signals: tuple[Signal, ...]
+    smem: tuple[Region, ...] = ()
+    tmem: tuple[Region, ...] = ()
+    limits: Limits = Limits()
+
+    def __attrs_post_init__(self) -> None:
+        warp = 0
+        for role in self.roles:
+            if role.first != warp:
+                raise ValueError(f"role {role.name!r} starts at warp {role.first}, not at {warp}")
+            if role.registers % 8 or not 24 <= role.registers <= 256:
+                raise DoesNotFit(f"role {role.name!r}: {role.registers} registers; 24, 32 .. 256")
+            warp = role.end
+        total = sum(r.registers * (r.end - r.first) * WARP for r in self.roles)
+        if total > self.limits.registers:
+            raise DoesNotFit(
+                f"registers: {total} for the roles {[r.name for r in self.roles]}; "
+                f"{self.limits.registers} exist"
+            )
+        for signal in self.signals:
+            for name in (*(name for name, _ in signal.arrivals), signal.waiter):
+                if self.role(name).copies not in (1, signal.copies):
+                    raise ValueError(
+                        f"signal {signal.name!r} has {signal.copies} copies, role {name!r} "
+                        f"{self.role(name).copies}"
+                    )
+
+    def role(self, name: str) -> Role:
+        return _find(self.roles, name)
+
+    def signal(self, name: str) -> Signal:
+        return _find(self.signals, name)
+
+    @property
+    def threads(self) -> int:
+        return self.roles[-1].end * WARP
+
+    def count(self, signal: Signal) -> int:
+        """Arrivals that complete a phase of the signal's barriers."""
+        per = {
+            How.TMA: lambda role: 1,
+            How.COMMIT: lambda role: 1,
+            How.WARPS: lambda role: role.warps,
+            How.THREADS: lambda role: role.warps * WARP,
+        }
+        return sum(per[how](self.role(name)) for name, how in signal.arrivals)
+
+    def barrier(self, signal: Signal) -> int:
+        """Index of the signal's first barrier among all of the pipeline's."""
+        before = self.signals[: self.signals.index(signal)]
+        return sum(s.barriers for s in before)
+
+    @property
+    def barriers(self) -> int:
+        return sum(s.barriers for s in self.signals)
+
+
+def _find(among: Iterable, name: str):
+    for item in among:
+        if item.name == name:
+            return item
+    raise ValueError(f"{name!r} is not declared; known: {[i.name for i in among]}")

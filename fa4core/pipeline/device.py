@@ -1,0 +1,71 @@
+"""Barriers on the device: endpoints' waits and arrivals as mbarrier and tcgen05 operations.
+
+Imports the DSL; kernels use it. Barriers lie one after the other in shared memory, in the order in
+which the pipeline declares its signals.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4core.pipeline.declare import WARP, How, Pipeline, Signal
+from fa4core.pipeline.effects import Fixed
+
+
+class Barriers(Fixed):
+    """The mbarriers of a pipeline at `pointer` (shared memory, 8 bytes each)."""
+
+    integer = cutlass.Int32
+
+    def __init__(self, pipeline: Pipeline, pointer: cute.Pointer):
+        self.pipeline, self.pointer = pipeline, pointer
+
+    def initialise(self) -> None:
+        """By one thread, before a fence and a barrier of the whole CTA."""
+        for signal in self.pipeline.signals:
+            count = self.pipeline.count(signal)
+            for i in range(signal.barriers):
+                cute.arch.mbarrier_init(self._at(signal, 0, i), count)
+
+    def _at(self, signal: Signal, copy: Any, stage: Any) -> cute.Pointer:
+        index = copy * signal.stages + stage
+        return self.pointer + (self.pipeline.barrier(signal) + index)
+
+    def wait(self, signal: Signal, copy: Any, stage: Any, phase: Any) -> None:
+        stage = 0 if signal.stages == 1 else stage
+        cute.arch.mbarrier_wait(self._at(signal, copy, stage), phase)
+
+    def arrive(self, signal: Signal, role: str, copy: Any, stage: Any, nbytes: int) -> Any:
+        stage = 0 if signal.stages == 1 else stage
+        barrier = self._at(signal, copy, stage)
+        how = signal.how(role)
+        if how is How.THREADS:
+            cute.arch.mbarrier_arrive(barrier)
+        elif how is How.WARPS:
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(barrier)
+        elif how is How.COMMIT:
+            with cute.arch.elect_one():
+                tcgen05.commit(barrier)
+        else:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes)
+        return barrier
+
+
+def role_of(pipeline: Pipeline, name: str, warp: Any) -> tuple[Any, Any]:
+    """Whether `warp` belongs to a role, and which of its copies it is part of."""
+    role = pipeline.role(name)
+    inside = (warp >= role.first) & (warp < role.end)
+    return inside, (warp - role.first) // role.warps
+
+
+def thread_of(pipeline: Pipeline, name: str, thread: Any) -> Any:
+    """A thread's number within its copy of the role."""
+    role = pipeline.role(name)
+    return (thread - role.first * WARP) % (role.warps * WARP)

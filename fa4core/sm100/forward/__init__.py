@@ -1,0 +1,1 @@
+"""The forward pass: one file per warp role, and the declaration they share."""

@@ -1,0 +1,250 @@
+"""The forward kernel: memory, barriers, and which warp runs which role.
+
+Assembles what the role files need from a `Spec`'s declaration; `launch` compiles and calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.utils.blackwell_helpers as sm100
+from cutlass import cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+
+from fa4core.pipeline.device import Barriers, role_of, thread_of
+from fa4core.pipeline.endpoint import Ends
+from fa4core.sm100.forward.correction import CorrectionWork, correction
+from fa4core.sm100.forward.load import LoadWork, load
+from fa4core.sm100.forward.mma import MmaWork, mma
+from fa4core.sm100.forward.mods import Mods
+from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
+from fa4core.sm100.forward.spec import TILE, Spec
+from fa4core.sm100.forward.work import Plan
+
+K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
+
+
+class Products:
+    """The two tiled MMAs and the layouts that follow from them."""
+
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
+        self.qk_tile, self.pv_tile = (TILE, TILE, spec.d), (TILE, spec.d_v, TILE)
+        qk, pv = self.qk(), self.pv()
+        self.q_layout = sm100.make_smem_layout_a(qk, self.qk_tile, self.dtype, spec.tiles)
+        k = sm100.make_smem_layout_b(qk, self.qk_tile, self.dtype, spec.kv_stages)
+        v = sm100.make_smem_layout_b(pv, self.pv_tile, self.dtype, spec.kv_stages)
+        self.k_layout, self.v_layout = self._in_ring(k), self._in_ring(v)
+        self.p_layout = sm100.make_smem_layout_a(pv, self.pv_tile, self.dtype, 1)
+
+    def qk(self) -> cute.TiledMma:
+        return self._mma(K_MAJOR, self.qk_tile)
+
+    def pv(self) -> cute.TiledMma:
+        return self._mma(MN_MAJOR, self.pv_tile, tcgen05.OperandSource.TMEM)
+
+    def _mma(self, b_major: Any, tile: tuple, *source: Any) -> cute.TiledMma:
+        return sm100.make_trivial_tiled_mma(
+            self.dtype, self.dtype, K_MAJOR, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE,
+            tile[:2], *source,
+        )  # fmt: skip
+
+    def _in_ring(self, layout: cute.ComposedLayout) -> cute.ComposedLayout:
+        """The same tiles, one for each stage of the ring that K and V share."""
+        ring = cute.make_layout(
+            self.spec.kv_stages, stride=self.spec.kv_bytes * 8 // self.dtype.width
+        )
+        one = cute.select(layout, mode=[0, 1, 2])
+        return cute.make_composed_layout(one.inner, 0, cute.append(one.outer, ring))
+
+
+@cute.kernel
+def forward_kernel(
+    spec: cutlass.Constexpr,
+    load_q: cute.CopyAtom,
+    q: cute.Tensor,
+    load_k: cute.CopyAtom,
+    k: cute.Tensor,
+    load_v: cute.CopyAtom,
+    v: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    row_max: cute.Tensor,
+    items: cute.Tensor,
+    runs: cute.Tensor,
+    captured: tuple,
+    scale: cutlass.Float32,
+):
+    pipeline, products = spec.pipeline, Products(spec)
+    thread, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    first, _, _ = cute.arch.block_idx()
+    step, _, _ = cute.arch.grid_dim()
+    memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
+
+    barriers = Barriers(pipeline, _at(memory, spec, "barriers", cutlass.Int64))
+    address = _at(memory, spec, "address", cutlass.Int32)
+    stats = cute.make_tensor(
+        _at(memory, spec, "stats", cutlass.Float32),
+        cute.make_layout((3, TILE, spec.tiles), stride=(TILE, 1, 3 * TILE)),
+    )
+    s_q = _operand(memory, spec, "q", products.q_layout, products.dtype)
+    s_k = _operand(memory, spec, "kv", products.k_layout, products.dtype)
+    s_v = _operand(memory, spec, "kv", products.v_layout, products.dtype)
+
+    allocator = pipeline.role("mma").first
+    if thread == 0:
+        barriers.initialise()
+    cute.arch.mbarrier_init_fence()
+    if warp == allocator:
+        cute.arch.alloc_tmem(spec.tmem_columns, address)
+    cute.arch.sync_threads()
+    tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
+
+    registers = {role.name: role.registers for role in pipeline.roles}
+    plan = Plan(items, runs, first, cute.size(items, mode=[0]), step)
+    mods = Mods(spec, captured)
+    qk, pv = products.qk(), products.pv()
+
+    is_load, _ = role_of(pipeline, "load", warp)
+    is_mma, _ = role_of(pipeline, "mma", warp)
+    is_spare, _ = role_of(pipeline, "spare", warp)
+    is_softmax, t = role_of(pipeline, "softmax", warp)
+    is_correction, _ = role_of(pipeline, "correction", warp)
+    if is_load:
+        cute.arch.setmaxregister_decrease(registers["load"])
+        operands = {
+            "q": (load_q, q, s_q, qk.get_slice(0).partition_A),
+            "k": (load_k, k, s_k, qk.get_slice(0).partition_B),
+            "v": (load_v, v, s_v, pv.get_slice(0).partition_B),
+        }
+        load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+    if is_spare:
+        cute.arch.setmaxregister_decrease(registers["spare"])
+    if is_mma:
+        cute.arch.setmaxregister_decrease(registers["mma"])
+        issuing = _mma_work(spec, products, tmem, s_q, s_k, s_v)
+        mma(issuing, plan, Ends(pipeline, "mma", barriers))
+    if is_correction:
+        cute.arch.setmaxregister_decrease(registers["correction"])
+        finishing = CorrectionWork(
+            spec, thread_of(pipeline, "correction", thread), _columns(spec, tmem, "o"), stats,
+            mods, out, lse, row_max,
+        )  # fmt: skip
+        correction(finishing, plan, Ends(pipeline, "correction", barriers))
+    if is_softmax:
+        cute.arch.setmaxregister_increase(registers["softmax"])
+        weighing = SoftmaxWork(
+            spec, thread_of(pipeline, "softmax", thread), _columns(spec, tmem, "s"),
+            _columns(spec, tmem, "p"), stats, mods, scale,
+        )  # fmt: skip
+        softmax(weighing, plan, Ends(pipeline, "softmax", barriers), t)
+
+    cute.arch.sync_threads()
+    if warp == allocator:
+        cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.dealloc_tmem(tmem, spec.tmem_columns)
+
+
+def _at(memory: cute.Pointer, spec: Spec, name: str, dtype: Any) -> cute.Pointer:
+    return cute.recast_ptr(memory + spec.smem[name].offset, dtype=dtype)
+
+
+def _operand(
+    memory: cute.Pointer, spec: Spec, name: str, layout: cute.ComposedLayout, dtype: Any
+) -> cute.Tensor:
+    pointer = cute.recast_ptr(memory + spec.smem[name].offset, layout.inner, dtype=dtype)
+    return cute.make_tensor(pointer, layout.outer)
+
+
+def _columns(spec: Spec, tmem: cute.Pointer, name: str) -> Any:
+    """Where each tile's stage of a region of tensor memory is."""
+    return lambda t: tmem + spec.tmem[name].at(t)
+
+
+def _mma_work(spec: Spec, products: Products, tmem: cute.Pointer, q, k, v) -> MmaWork:
+    qk, pv = products.qk(), products.pv()
+    tiles = range(spec.tiles)
+    s_layout = qk.make_fragment_C(qk.partition_shape_C(products.qk_tile[:2])).layout
+    o_layout = pv.make_fragment_C(pv.partition_shape_C(products.pv_tile[:2])).layout
+    s_at, p_at, o_at = (_columns(spec, tmem, name) for name in ("s", "p", "o"))
+    # the fragment's own pointer has lost where tensor memory was allocated
+    fragment = pv.make_fragment_A(cute.make_tensor(tmem, products.p_layout.outer))
+    p_layout = fragment[(None, None, None, 0)].layout
+    return MmaWork(
+        spec,
+        products.qk,
+        products.pv,
+        qk.make_fragment_A(q),
+        qk.make_fragment_B(k),
+        pv.make_fragment_B(v),
+        [cute.make_tensor(s_at(t), s_layout) for t in tiles],
+        [cute.make_tensor(cute.recast_ptr(p_at(t), dtype=products.dtype), p_layout) for t in tiles],
+        [cute.make_tensor(o_at(t), o_layout) for t in tiles],
+    )
+
+
+def _shifted(tensor: cute.Tensor, order: tuple[int, int, int, int]) -> cute.Tensor:
+    """(batch, rows, heads, d) as modes in `order` and a last one, which shifts rows.
+
+    See `load`: rows and shift have one stride, and the pointer is moved back by all rows.
+    """
+    shape = [tensor.shape[i] for i in order] + [2 * tensor.shape[1] + 1]
+    stride = [tensor.stride[i] for i in order] + [tensor.stride[1]]
+    back = cutlass.Int64(tensor.shape[1]) * cutlass.Int64(tensor.stride[1])
+    back = cute.assume(back, divby=8)
+    return cute.make_tensor(
+        tensor.iterator - back, cute.make_layout(tuple(shape), stride=tuple(stride))
+    )
+
+
+def _by_rows(out: cute.Tensor) -> cute.Tensor:
+    """(batch, rows, heads, d) as (rows, d, heads, batch), every row at a multiple of 16 bytes."""
+    order = (1, 3, 2, 0)
+    shape = tuple(out.shape[i] for i in order)
+    stride = tuple(1 if i == 3 else cute.assume(out.stride[i], divby=8) for i in order)
+    return cute.make_tensor(out.iterator, cute.make_layout(shape, stride=stride))
+
+
+@cute.jit
+def forward(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    row_max: cute.Tensor,
+    items: cute.Tensor,
+    runs: cute.Tensor,
+    captured: tuple,
+    scale: cutlass.Float32,
+    ctas: cutlass.Int32,
+    spec: cutlass.Constexpr,
+):
+    """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
+    heads, rows); items and runs: see `work.tables`."""
+    products = Products(spec)
+    qk, pv = products.qk(), products.pv()
+    by_tma = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+
+    load_q, g_q = cute.nvgpu.make_tiled_tma_atom_A(
+        by_tma, _shifted(q, (1, 3, 2, 0)), cute.select(products.q_layout, [0, 1, 2]),
+        products.qk_tile, qk,
+    )  # fmt: skip
+    load_k, g_k = cute.nvgpu.make_tiled_tma_atom_B(
+        by_tma, _shifted(k, (1, 3, 2, 0)), cute.select(products.k_layout, [0, 1, 2]),
+        products.qk_tile, qk,
+    )  # fmt: skip
+    load_v, g_v = cute.nvgpu.make_tiled_tma_atom_B(
+        by_tma, _shifted(v, (3, 1, 2, 0)), cute.select(products.v_layout, [0, 1, 2]),
+        products.pv_tile, pv,
+    )  # fmt: skip
+    rows = _by_rows(out)
+    by_row = [
+        cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
+    ]
+    forward_kernel(
+        spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, captured, scale
+    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)

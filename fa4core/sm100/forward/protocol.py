@@ -1,0 +1,73 @@
+"""The forward's role code, handed to the checker for a list of work tiles.
+
+The functions are those that `kernel` runs; nothing of the protocol is written down here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from fa4core.pipeline.check import check
+from fa4core.pipeline.record import Program, record
+from fa4core.sm100.forward.correction import CorrectionWork, correction
+from fa4core.sm100.forward.load import LoadWork, load
+from fa4core.sm100.forward.mma import MmaWork, mma
+from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
+from fa4core.sm100.forward.spec import Spec
+from fa4core.sm100.forward.work import FIELDS, Item, Plan
+
+ROLES: dict[str, tuple[Callable[..., Any], type]] = {
+    "softmax": (softmax, SoftmaxWork),
+    "correction": (correction, CorrectionWork),
+    "mma": (mma, MmaWork),
+    "load": (load, LoadWork),
+}
+
+
+class _Table:
+    """Rows of numbers, indexed as the device's tables are."""
+
+    def __init__(self, rows: Sequence[tuple[int, ...]]):
+        self.rows = rows
+
+    def __getitem__(self, place: tuple[int, int]) -> int:
+        return self.rows[place[0]][place[1]]
+
+
+def plan_of(blocks: Sequence[int]) -> Plan:
+    """A plan of work tiles with these numbers of key blocks, for one CTA."""
+    zero = Item(*[0] * FIELDS)
+    items: list[tuple[int, ...]] = []
+    runs: list[tuple[int, ...]] = []
+    for tile, count in enumerate(blocks):
+        first = len(runs)
+        runs += [(0, count, 0)] if count else []
+        item = attrs.evolve(zero, tile=tile, first_run=first, end_run=len(runs), blocks=count)
+        items.append(attrs.astuple(item))
+    return Plan(_Table(items), _Table(runs), 0, len(items), 1)
+
+
+def programs(
+    spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
+) -> list[Program]:
+    """The events of every role for these work tiles; `change` replaces role functions."""
+    plan, tiles = plan_of(blocks), tuple(range(spec.tiles))
+    recorded: list[Program] = []
+    for role, (function, work) in ROLES.items():
+        chosen = (change or {}).get(role, function)
+        recorded += record(spec.pipeline, role, chosen, work, plan, tiles)
+    return recorded
+
+
+def check_forward(
+    spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
+) -> None:
+    """Check the protocol for one CTA that works through tiles with these numbers of key blocks.
+
+    Raises:
+        fa4core.pipeline.check.ProtocolError: With a counterexample.
+    """
+    check(spec.pipeline, programs(spec, blocks, change))

@@ -1,0 +1,230 @@
+"""The softmax role: four warps for each query tile, one thread for each row.
+
+It takes scores out of tensor memory, masks and modifies them, keeps the row's maximum and sum, and
+writes P back over them. Rescaling is lazy (FlashAttention-4, section 3.1): `applied` is the maximum
+that P, the sum and O are relative to; it follows the true one only when that has grown by more than
+the threshold, and then the correction role is told the factor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4core.lowering.cute import select
+from fa4core.pipeline.effects import Fixed, reads, touches, writes
+from fa4core.pipeline.endpoint import Ends
+from fa4core.plan.kinds import FULL
+from fa4core.sm100.forward.exp import exp2_row
+from fa4core.sm100.forward.spec import PARTS, TILE, Spec
+
+LOG2E = math.log2(math.e)
+NEVER = -math.inf
+WIDTH = TILE // PARTS  # scores of a part
+LONG = 16  # columns at a time of mods with long code
+
+
+@cute.jit
+def softmax(work: Any, plan: Any, ends: Ends, t: Any):
+    """Block by block: S -> maximum, factor for the correction role, P; at the end the sum."""
+    s = ends.waits("s_full")
+    p, p_last = ends.posts("p_ready"), ends.posts("p_last")
+    stats, stats_free = ends.posts("stats_full"), ends.waits("stats_empty")
+    for index in range(plan.first, plan.count, plan.step):
+        item = plan.item(index)
+        rows = work.start()
+        for r in range(item.first_run, item.end_run):
+            run = plan.run(r)
+            for j in range(run.first, run.end):
+                s.wait(t)
+                scores = work.load_scores(t)
+                if plan.kind(run, t) == FULL:
+                    work.modify(t, scores, item, j, False)
+                else:
+                    work.modify(t, scores, item, j, True)
+                factor = rows.raise_maximum(scores)
+                stats_free.wait(t)
+                work.post_factor(t, factor)
+                stats.arrive(t)
+                for part in range_of_parts:
+                    rows.add(work.store_p(t, part, scores, rows))
+                p.arrive(t)
+                rows.add(work.store_p_last(t, scores, rows))
+                p_last.arrive(t)
+                s.advance()
+                stats_free.advance()
+        if item.blocks > 0:
+            stats_free.wait(t)
+            work.post_rows(t, rows)
+            stats.arrive(t)
+            stats_free.advance()
+
+
+range_of_parts = tuple(range(PARTS - 1))
+
+
+class Rows:
+    """Statistics of a thread's row, log2 domain; `factor` multiplies scores on their way there."""
+
+    def __init__(self, spec: Spec, factor: Any, values: tuple | None = None):
+        self.spec, self.factor = spec, factor
+        start = cutlass.Float32(NEVER), cutlass.Float32(NEVER), cutlass.Float32(0.0)
+        self.applied, self.highest, self.total = start if values is None else values
+
+    def __extract_mlir_values__(self) -> list:
+        numbers = (self.applied, self.highest, self.total)
+        return [v for n in numbers for v in n.__extract_mlir_values__()]
+
+    def __new_from_mlir_values__(self, values: list) -> Rows:
+        numbers = (self.applied, self.highest, self.total)
+        new = (n.__new_from_mlir_values__([v]) for n, v in zip(numbers, values, strict=True))
+        return Rows(self.spec, self.factor, tuple(new))
+
+    def raise_maximum(self, scores: cute.Tensor) -> cutlass.Float32:
+        """Take in the maximum of a block; gives the factor for what was accumulated before."""
+        peak = scores[0]
+        for i in range(1, TILE):
+            peak = cute.arch.fmax(peak, scores[i])
+        self.highest = cute.arch.fmax(self.highest, peak * self.factor)
+        grown = self.highest - self.applied > self.spec.threshold  # false for -inf - -inf
+        applied = select(grown, self.highest, self.applied, "float")
+        change = select(grown, self.applied - applied, 0.0, "float")
+        shrink = cute.math.exp2(change, fastmath=True)
+        self.applied = applied
+        self.total = self.total * shrink
+        return shrink
+
+    def add(self, amount: cutlass.Float32) -> None:
+        self.total = self.total + amount
+
+    @property
+    def shift(self) -> cutlass.Float32:
+        """What is subtracted from scaled scores: never infinite."""
+        return select(self.applied == NEVER, 0.0, self.applied, "float")
+
+
+class SoftmaxWork(Fixed):
+    """What a softmax thread does with its row.
+
+    Attributes:
+        thread: 0..127 within the warpgroup: the row of the tile.
+        scores, weights: Address in tensor memory of S and of P, by tile.
+        stats: (3, 128, tiles) float32 in shared memory.
+        mods: Mask and score mod.
+        scale: Run-time factor on q . k.
+    """
+
+    def __init__(self, spec: Spec, thread, scores, weights, stats, mods, scale):
+        self.spec, self.thread, self.mods, self.scale = spec, thread, mods, scale
+        self.scores, self.weights, self.stats = scores, weights, stats
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
+
+    @property
+    def factor(self) -> Any:
+        """On the way to the log2 domain; mods take and give scores in natural units."""
+        return self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
+
+    def start(self) -> Rows:
+        return Rows(self.spec, self.factor)
+
+    @touches(lambda t: (reads("s", t),))
+    def load_scores(self, t: Any) -> cute.Tensor:
+        """The row's 128 scores, in registers."""
+        row = cute.make_rmem_tensor(cute.make_layout(TILE), cutlass.Float32)
+        self._load_row(t, row)
+        return row
+
+    @touches(lambda t, scores, item, j, partial: (reads("s", t), writes("s", t)))
+    def modify(self, t: Any, scores: cute.Tensor, item: Any, j: Any, partial: bool) -> None:
+        """Apply the score mod, and on partial tiles the mask, to the loaded scores.
+
+        Mods that are long go through tensor memory, a few columns at a time in a loop, so that
+        their code is there once and not 128 times.
+        """
+        row = (item.tile * self.spec.tiles + t) * TILE + self.thread
+        if self.mods.nothing_to_do(partial):
+            return
+        if not self.mods.long(partial):
+            self.mods.apply(scores, item, row, j * TILE, partial, self.scale)
+            return
+        _modify_in_place(self, t, item, row, j * TILE, partial)
+        self._load_row(t, scores)
+
+    def _load_row(self, t: Any, row: cute.Tensor) -> None:
+        for part in range(PARTS):
+            place = _columns(self.scores(t) + part * WIDTH, WIDTH)
+            to = cute.make_tensor(row.iterator + part * WIDTH, cute.make_layout(WIDTH))
+            self.load(place, to)
+        cute.arch.fence_view_async_tmem_load()
+
+    def load(self, place: cute.Tensor, to: cute.Tensor) -> None:
+        """Columns of tensor memory -> the thread's registers."""
+        width = place.shape[1]
+        atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), cutlass.Float32)
+        mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
+        shape = mine.partition_D(cute.make_identity_tensor((TILE, width))).layout.shape
+        to = cute.make_tensor(to.iterator, cute.make_layout(shape))
+        cute.copy(atom, mine.partition_S(place), to)
+
+    def store(self, of: cute.Tensor, place: cute.Tensor) -> None:
+        """The thread's registers -> columns of tensor memory."""
+        width = place.shape[1]
+        atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(width)), cutlass.Float32)
+        mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
+        shape = mine.partition_S(cute.make_identity_tensor((TILE, width))).layout.shape
+        of = cute.make_tensor(of.iterator, cute.make_layout(shape))
+        cute.copy(atom, of, mine.partition_D(place))
+
+    @touches(lambda t, factor: (writes("stats", t),))
+    def post_factor(self, t: Any, factor: Any) -> None:
+        self.stats[0, self.thread, t] = factor
+
+    @touches(lambda t, rows: (writes("stats", t),))
+    def post_rows(self, t: Any, rows: Rows) -> None:
+        self.stats[0, self.thread, t] = rows.total
+        self.stats[1, self.thread, t] = rows.applied
+        self.stats[2, self.thread, t] = rows.highest
+
+    @touches(lambda t, part, scores, rows: (writes("p", t),))
+    def store_p(self, t: Any, part: int, scores: cute.Tensor, rows: Rows) -> cutlass.Float32:
+        """Write a part of P; gives its sum. The last one but one is followed by a fence."""
+        return self._store(t, part, scores, rows, fence=part == PARTS - 2)
+
+    @touches(lambda t, scores, rows: (writes("p_last", t),))
+    def store_p_last(self, t: Any, scores: cute.Tensor, rows: Rows) -> cutlass.Float32:
+        return self._store(t, PARTS - 1, scores, rows, fence=True)
+
+    def _store(
+        self, t: Any, part: int, scores: cute.Tensor, rows: Rows, fence: bool
+    ) -> cutlass.Float32:
+        weights = cute.make_rmem_tensor(cute.make_layout(WIDTH), cutlass.Float32)
+        total = exp2_row(self.spec, scores, weights, part * WIDTH, rows.factor, rows.shift)
+        rounded = cute.make_rmem_tensor(cute.make_layout(WIDTH), self.dtype)
+        rounded.store(weights.load().to(self.dtype))
+        words = cute.recast_tensor(rounded, cutlass.Float32)
+        columns = WIDTH // 2
+        self.store(words, _columns(self.weights(t) + part * columns, columns))
+        if fence:
+            cute.arch.fence_view_async_tmem_store()
+        return total
+
+
+@cute.jit
+def _modify_in_place(work: Any, t: Any, item: Any, row: Any, first: Any, partial: Any):
+    for part in cutlass.range(TILE // LONG, unroll=1):
+        place = _columns(work.scores(t) + part * LONG, LONG)
+        values = cute.make_rmem_tensor(cute.make_layout(LONG), cutlass.Float32)
+        work.load(place, values)
+        cute.arch.fence_view_async_tmem_load()
+        work.mods.apply(values, item, row, first + part * LONG, partial, work.scale)
+        work.store(values, place)
+    cute.arch.fence_view_async_tmem_store()
+
+
+def _columns(address: cute.Pointer, count: int) -> cute.Tensor:
+    """`count` columns of tensor memory as a (128, count) tensor."""
+    return cute.make_tensor(address, cute.make_layout((TILE, count), stride=(65536, 1)))

@@ -1,0 +1,161 @@
+"""The forward kernel, executed by the emulator with every detector on, against the oracle.
+
+A compiled kernel serves every length, layout and stride, so each variant runs on several.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from fa4core import Variant, attention
+from fa4core.emulator.session import emulator
+from fa4core.sm100.forward import launch
+from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
+from fa4core.testing.check import by_backend
+
+FIXED, SEQUSED, VARLEN = LayoutSpec(), LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
+
+#: One kernel: ragged lengths, sequences without queries or without keys, GQA, packed or padded.
+SHAPES = {
+    "ragged": (Shape((300,), (290,), 2, 1, 64, 64), FIXED),
+    "padded": (Shape((300, 0, 5, 140), (257, 40, 0, 128), 2, 1, 64, 64), SEQUSED),
+    "packed": (Shape((130, 0, 260), (300, 100, 1), 2, 2, 64, 64), VARLEN),
+}
+
+
+def execute(
+    variant: str, shape: Shape, layout: LayoutSpec = FIXED, *, dtype: str = "bfloat16",
+    seed: int = 0, num_sms: int = 2, scale: float | None = None, **rest,
+) -> None:  # fmt: skip
+    """Run a case in the emulator and compare output, LSE and row maximum with the oracle."""
+    case = Case(variant, shape, layout, dtype=dtype, seed=seed, **rest)
+    inputs = case.inputs()
+    with emulator(target="sm100", seed=seed, detect="all", num_sms=num_sms, record=False):
+        results = run(by_backend("emulator"), inputs, scale=scale, backward=False)
+    assert_close_to_oracle(results, inputs, scale=scale, context=str(case))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("seed", range(2))
+def test_full_and_its_layouts(name: str, seed: int) -> None:
+    """Few CTAs, so that each works through several tiles; then one for each tile."""
+    execute("Variant()", *SHAPES[name], seed=seed, num_sms=(1, 148)[seed])
+
+
+def test_head_dim_128() -> None:
+    execute("Variant(mask=mask.causal())", Shape((512,), (512,), 2, 1, 128, 128), contents="large")
+    execute("Variant(mask=mask.causal())", Shape((200,), (70,), 1, 1, 128, 128))
+
+
+def test_unequal_head_dims_of_no_power_of_two() -> None:
+    shape = Shape((150,), (200,), 2, 2, 40, 24)
+    execute("Variant()", shape, dtype="float16", contents="outliers")
+    execute("Variant()", shape, dtype="float16", strides="sliced")
+    execute("Variant()", shape, dtype="float16", strides="heads_first")
+
+
+def test_one_query_tile() -> None:
+    """At most 128 queries: the pipeline has one tile, and eight warps fewer."""
+    execute("Variant()", Shape((100,), (300,), 4, 2, 64, 64), num_sms=3)
+    execute("Variant()", Shape((1,), (1,), 1, 1, 64, 64))
+    execute("Variant()", Shape((5,), (0,), 1, 1, 64, 64))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_masks_compose_with_mods_and_sinks(name: str) -> None:
+    """Run-time windows, per-head tables, a bias and a sink in one kernel."""
+    shape, layout = SHAPES[name]
+    longest = max(*shape.seqlens_q, *shape.seqlens_k)
+    variant = (
+        "Variant(mask=mask.sliding_window(100, 20) & ~mask.document(integers("
+        f"0, {shape.batch}, {longest}, high=3)) | mask.sink_tokens(4), "
+        "score=score.alibi(normal(1, 2, std=0.2)), sink=sink.learned(normal(2, 2)))"
+    )
+    execute(variant, shape, layout)
+
+
+def test_mods_with_long_code_go_through_tensor_memory() -> None:
+    shape = Shape((260,), (300,), 2, 1, 64, 64)
+    execute("Variant(mask=mask.causal(), score=score.softcap(20.0))", shape, num_sms=1)
+
+
+def test_captured_tables_of_any_layout_share_a_kernel() -> None:
+    """Transposed, expanded and sliced tables behind a contiguous one: no new kernel."""
+    shape = Shape((130,), (140,), 2, 2, 64, 64)
+    tables = (
+        "normal(1, 130, 140)",
+        "normal(1, 140, 130).detach().t()",
+        "normal(1, 1, 140).detach().expand(130, 140)",
+        "normal(1, 130, 280).detach()[:, 1::2]",
+    )
+    compiled = launch._compiled.cache_info().misses
+    for table in tables:
+        execute(f"Variant(score=score.dense_bias({table}))", shape)
+    assert launch._compiled.cache_info().misses == compiled + 1
+
+
+@pytest.mark.parametrize("fraction", [0.25, 1.0])
+def test_polynomial_exponentials_and_eager_rescaling(fraction: float) -> None:
+    variant = f"Variant(exp=exp.mixed(3, {fraction}), rescale_threshold=0.0)"
+    execute(variant, Shape((140,), (400,), 1, 1, 64, 64), contents="large")
+
+
+def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
+    shape = Shape((130,), (130,), 1, 1, 64, 64)
+    for scale in (0.3, 0.0, -0.5):
+        execute("Variant()", shape, scale=scale)
+
+
+# ------------------------------------------------------------------------------- public entry
+
+
+def small(dtype: torch.dtype = torch.bfloat16, **sizes) -> list[torch.Tensor]:
+    d, d_v = sizes.get("d", 64), sizes.get("d_v", 64)
+    return [torch.randn(1, 20, 1, n, dtype=dtype) for n in (d, d, d_v)]
+
+
+def refused(match: str, *tensors: torch.Tensor, **options) -> None:
+    with pytest.raises((NotImplementedError, ValueError), match=match):
+        attention(*tensors, backend="emulator", **options)
+
+
+def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
+    from primitives.schedule import Schedule, split_kv
+
+    refused("float32", *small(torch.float32))
+    refused("head dim 20", *small(d=20))
+    refused("head dim of v 136", *small(d_v=136))
+    refused("split_kv", *small(), variant=Variant(schedule=split_kv(2)))
+    refused("dynamic", *small(), variant=Variant(schedule=Schedule(source="dynamic")))
+    refused("l2_sections", *small(), variant=Variant(schedule=Schedule()))
+    q, k, v = small(d=64)
+    refused("contiguous", q.expand(1, 20, 4, 64), k, v)
+    refused("contiguous", torch.randn(1, 20, 1, 128, dtype=q.dtype)[..., ::2], k, v)
+    doubles = torch.zeros(1, dtype=torch.float64)
+    from primitives import score
+
+    biased = Variant(score=score.define(lambda s, b, h, q, k: s + doubles[h]))
+    refused("float64", q, k, v, variant=biased)
+
+
+def test_there_is_no_backward() -> None:
+    q, k, v = (t.requires_grad_() for t in small())
+    out = attention(q, k, v, backend="emulator")
+    with pytest.raises(NotImplementedError, match="no backward"):
+        out.sum().backward()
+
+
+def test_schedules_change_the_order_only() -> None:
+    from primitives.schedule import Schedule
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 300, 2, 64, dtype=torch.bfloat16) for _ in range(3))
+    results = []
+    for source in ("one_tile", "persistent"):
+        for order in ("in_order", "shortest_first"):
+            chosen = Variant(schedule=Schedule(source=source, order=order, l2_sections=False))
+            results.append(attention(q, k, v, chosen, backend="emulator"))
+    assert all(torch.equal(r, results[0]) for r in results)

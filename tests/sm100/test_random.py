@@ -1,0 +1,57 @@
+"""Random variants, shapes and layouts from the testing kit, through the emulator.
+
+A few by default; `HYPOTHESIS_PROFILE=sweep pytest -m sweep tests/sm100` runs many.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import Phase, given, settings
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from fa4core.emulator.session import emulator
+from fa4core.testing import Case, assert_close_to_oracle, run
+from fa4core.testing.check import by_backend
+from fa4core.testing.strategies import cases
+
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # every example is a compilation
+
+
+def supported(case: Case) -> Case:
+    """The case with what the kernel does not take replaced by what it takes."""
+    shape, layout = case.shape, case.layout
+    if any(d % 8 or d > 128 for d in (shape.head_dim, shape.head_dim_v)):
+        shape = attrs.evolve(shape, head_dim=64, head_dim_v=32)
+    if layout.kind.startswith("paged"):
+        layout = attrs.evolve(layout, kind="varlen")
+    return attrs.evolve(
+        case,
+        shape=shape,
+        layout=layout,
+        dtype=("float16", "bfloat16")[case.seed % 2],
+        strides="contiguous" if case.strides in ("misaligned", "expanded") else case.strides,
+    )
+
+
+def check(case: Case) -> None:
+    case = supported(case)
+    inputs = case.inputs()
+    inputs = attrs.evolve(inputs, variant=attrs.evolve(inputs.variant, schedule=None))
+    with emulator(target="sm100", seed=case.seed, detect="all", num_sms=2, record=False):
+        results = run(by_backend("emulator"), inputs, backward=False)
+    assert_close_to_oracle(results, inputs, context=str(case))
+
+
+@settings(max_examples=3, phases=NO_SHRINKING)
+@given(cases())
+def test_random_variants_on_random_problems(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.sweep
+@settings(max_examples=200, phases=NO_SHRINKING)
+@given(cases())
+def test_many_random_variants_on_random_problems(case: Case) -> None:
+    check(case)
