@@ -7,6 +7,7 @@ and arrivals, and with a stand-in for its work that writes down the declared eff
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import attrs
@@ -123,6 +124,21 @@ class _Work:
         return call
 
 
+def undecorated(function: Callable[..., Any]) -> FunctionType:
+    """The function as it was written: plain Python, whatever has been compiled since.
+
+    The DSL rewrites a decorated function's code in place when it first compiles it, and keeps the
+    original beside it.
+    """
+    plain = getattr(function, "__wrapped__", function)
+    code = getattr(plain, "_original_code", plain.__code__)
+    copy = FunctionType(
+        code, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    copy.__kwdefaults__ = plain.__kwdefaults__
+    return copy
+
+
 def record(
     pipeline: Pipeline,
     role: str,
@@ -142,7 +158,7 @@ def record(
         plan: With Python integers.
         tiles: What `work.tiles` is.
     """
-    plain = getattr(function, "__wrapped__", function)
+    plain = undecorated(function)
     programs = []
     per_copy = plain.__code__.co_argcount > 3
     for copy in range(pipeline.role(role).copies):
