@@ -102,6 +102,18 @@ def _check_types(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; a torch tensor is accepted")
+    given = {"q": q, "k": k, "v": v} | (layout.tensors if isinstance(layout, Layout) else {})
+    for name, tensor in given.items():
+        # Before torch's dispatcher sees them: it runs no kernel at all if one is a meta tensor.
+        if tensor.device != q.device:
+            raise ValueError(
+                f"q is on {q.device} and {name} on {tensor.device}; move them to one device"
+            )
+    if q.device.type == "meta":
+        raise ValueError(
+            "q, k and v are meta tensors, which hold no values; attention needs tensors on a real "
+            "device (torch.compile and torch.export trace it without values)"
+        )
     if not isinstance(variant, Variant):
         hint = (
             "; wrap it: Variant(mask=mask.define(f)) or Variant(score=score.define(f))"

@@ -77,6 +77,11 @@ class Variant:
         object.__setattr__(self, "arguments", [c.tensor for c in slots])
         object.__setattr__(self, "constant", constant)
 
+    def __reduce__(self) -> tuple:
+        """Copies and pickles are made anew of their parts, so that a deep copy of a module holds
+        the copies of the parameters that its variant captures."""
+        return Variant, tuple(getattr(self, a.name) for a in attrs.fields(Variant) if a.init)
+
     @cached_property
     def graph(self) -> VariantGraph:
         """Forward functions as one graph; block maps are part of the mask."""

@@ -215,3 +215,17 @@ def test_all_policies_are_accepted_together():
     torch.testing.assert_close(
         attention(Q, K, V, variant), oracle(Q, K, V, variant)[0].float(), atol=2e-4, rtol=0
     )
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_meta_tensor_among_real_ones_is_refused(which):
+    tensors = [torch.randn(1, 8, 2, 8) for _ in range(3)]
+    tensors[which] = tensors[which].to("meta")
+    with pytest.raises(ValueError, match="move them to one device"):
+        attention(*tensors)
+
+
+def test_meta_tensors_are_refused():
+    x = torch.empty(1, 8, 2, 8, device="meta")
+    with pytest.raises(ValueError, match="hold no values"):
+        attention(x, x, x)

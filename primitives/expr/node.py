@@ -64,6 +64,11 @@ class Capture:
         self.tensor, self.dtype, self.rank, self.kind = None, dtype, rank, kind_of(dtype)
         return self
 
+    def __reduce__(self) -> tuple:
+        if self.tensor is None:
+            return Capture.placeholder, (self.dtype, self.rank)
+        return Capture, (self.tensor,)
+
     @property
     def is_scalar(self) -> bool:
         """Whether the host knows the value (0-d, on the CPU)."""

@@ -19,7 +19,7 @@ import torch
 
 from primitives.expr.node import Capture, Node, captures
 from primitives.expr.text import dump, parse
-from primitives.expr.trace import Derivative, trace, trace_with_derivative
+from primitives.expr.trace import Derivative, GradientRule, trace, trace_with_derivative
 
 
 class _Unknown(Exception):
@@ -69,7 +69,7 @@ def trace_prebuilt_with_derivative(
         for i, rank in template.rows
     )
     derivative = Derivative(by_score, rows, frozenset(Capture(tensors[i]) for i in template.wrt))
-    return expr, lambda: derivative
+    return expr, GradientRule(derivative)
 
 
 def _derivative_template(

@@ -62,6 +62,19 @@ class Derivative:
     wrt: frozenset[Capture] = frozenset()
 
 
+@attrs.frozen(eq=False)
+class GradientRule:
+    """A function's derivative, or why it has none, which is raised when it is asked for."""
+
+    derivative: Derivative = Derivative(A.const(0.0))
+    failure: DefinitionError | None = None
+
+    def __call__(self) -> Derivative:
+        if self.failure is not None:
+            raise self.failure
+        return self.derivative
+
+
 def trace(function: Callable, variables: Sequence[str], noun: str) -> Node:
     """The value of `function(*variables)` as a node; `noun` is how errors call the function."""
     check_signature(function, variables, noun)
@@ -72,7 +85,7 @@ def trace(function: Callable, variables: Sequence[str], noun: str) -> Node:
 
 def trace_with_derivative(
     function: Callable, variables: Sequence[str], noun: str
-) -> tuple[Node, Callable[[], Derivative]]:
+) -> tuple[Node, GradientRule]:
     """As `trace`, with the derivative; if there is none, asking for it raises the reason."""
     check_signature(function, variables, noun)
     run = _Run(function, variables, noun, differentiate=True)
@@ -85,12 +98,8 @@ def trace_with_derivative(
     except Exception as error:
         failure = explain_failure(function, error, "differentiate")
         failure.__cause__ = None if isinstance(error, Refusal) else error
-
-        def refuse() -> Derivative:
-            raise failure
-
-        return value, refuse
-    return value, lambda: derivative
+        return value, GradientRule(failure=failure)
+    return value, GradientRule(derivative)
 
 
 class _Run:

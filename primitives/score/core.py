@@ -10,7 +10,7 @@ import torch
 from primitives.expr import Capture, Node, algebra, captures, dump, pretty, substitute
 from primitives.expr.errors import name_of
 from primitives.expr.reuse import trace_prebuilt_with_derivative
-from primitives.expr.trace import Derivative, trace_with_derivative
+from primitives.expr.trace import Derivative, GradientRule, trace_with_derivative
 
 VARIABLES = ("score", "b", "h", "q", "k")
 
@@ -45,24 +45,9 @@ class ScoreMod:
         if not isinstance(other, ScoreMod):
             hint = " Wrap a function with score.define." if callable(other) else ""
             raise TypeError(f">> composes two score mods; got {type(other).__name__}.{hint}")
-        into = {algebra.var("score"): self.expr}
-        (expr,) = substitute([other.expr], into)
-
-        def chained() -> Derivative:
-            first, second = self.gradient(), other.gradient()
-            outer, *rest = substitute(
-                [second.score, *(n for _, ids, d in second.captured for n in (*ids, d))], into
-            )
-            rows, nodes = [], iter(rest)
-            for capture, indices, _ in second.captured:
-                rows.append((capture, tuple(next(nodes) for _ in indices), next(nodes)))
-            inner = [(c, i, algebra.mul(outer, d)) for c, i, d in first.captured]
-            return Derivative(
-                algebra.mul(outer, first.score), (*inner, *rows), first.wrt | second.wrt
-            )
-
+        (expr,) = substitute([other.expr], {algebra.var("score"): self.expr})
         name = f"{self.name} >> {other.name}"
-        return ScoreMod(expr, chained, name, self.parts + other.parts)
+        return ScoreMod(expr, _ChainRule(self, other), name, self.parts + other.parts)
 
     @property
     def key(self) -> str:
@@ -97,9 +82,29 @@ class ScoreMod:
         return f"ScoreMod({self.name}: {pretty(self.expr)})"
 
 
+@attrs.frozen(eq=False)
+class _ChainRule:
+    """The derivative of `first >> second`, made when it is asked for."""
+
+    first: ScoreMod
+    second: ScoreMod
+
+    def __call__(self) -> Derivative:
+        first, second = self.first.gradient(), self.second.gradient()
+        outer, *rest = substitute(
+            [second.score, *(n for _, ids, d in second.captured for n in (*ids, d))],
+            {algebra.var("score"): self.first.expr},
+        )
+        rows, nodes = [], iter(rest)
+        for capture, indices, _ in second.captured:
+            rows.append((capture, tuple(next(nodes) for _ in indices), next(nodes)))
+        inner = [(c, i, algebra.mul(outer, d)) for c, i, d in first.captured]
+        return Derivative(algebra.mul(outer, first.score), (*inner, *rows), first.wrt | second.wrt)
+
+
 def identity() -> ScoreMod:
     """The score as it is."""
-    return ScoreMod(algebra.var("score"), lambda: Derivative(algebra.const(1.0)), "identity")
+    return ScoreMod(algebra.var("score"), GradientRule(Derivative(algebra.const(1.0))), "identity")
 
 
 def define(function: ScoreFunction) -> ScoreMod:
