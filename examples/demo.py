@@ -1,6 +1,7 @@
 """The main job in one program: define a variant, explain it, draw it, run it, check it.
 
-Runs on any CPU in a few seconds; `./dev demo` sets everything up and runs it.
+Runs on any CPU in ten seconds or so, longer on a busy one; `./dev demo` sets everything up and runs
+it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ def make(slopes: torch.Tensor) -> Variant:
     )
 
 
+def wait(doing: str) -> None:
+    """Say what a slow step does, before it."""
+    print(f"{doing} ...", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seqlen", type=int, default=2000, help="tokens (default: 2000)")
@@ -45,21 +51,26 @@ def main() -> None:
         for heads in (4, 2, 2)
     )
 
-    print("1. What the variant does on this problem\n")
+    print("1. What the variant does on this problem\n", flush=True)
     explanation = variant.explain(q, k, v)
     print(explanation)
+    print("The warning above is to be read and no error: here ALiBi before the cap is meant.\n")
 
+    wait("Drawing it")
     explanation.draw(arguments.picture)
     print(f"2. Tile map, mask and score mod are drawn in {arguments.picture}\n")
 
+    wait("Running it forward and backward on the CPU reference")
     start = time.perf_counter()
     out = attention(q, k, v, variant)
     out.float().square().mean().backward()
     elapsed = time.perf_counter() - start
     print(f"3. Forward and backward in {elapsed:.2f} s; gradient of the slopes: {slopes.grad}\n")
 
+    wait("Comparing with the oracle")
     exact, _, _ = oracle(q, k, v, variant)
     print(f"4. Largest difference from the float64 oracle: {(out - exact).abs().max():.2e}")
+    wait("Checking many shapes, layouts and dtypes; this is the longest step")
     assert_variant_correct(variant)
     print("   Outputs, LSE, all gradients and the tile map are right over many shapes and layouts.")
 
