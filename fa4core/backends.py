@@ -25,9 +25,10 @@ Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
 _MAX_THRESHOLD = {torch.float16: 15.0}
 _MAX_THRESHOLD_ELSE = 64.0
 
-_KERNELS = {
-    "sm100": "Blackwell (SM100) kernels",
-    "sm90": "Hopper (SM90) kernels",
+_MISSING = {
+    "sm100": "this version does not launch kernels on a Blackwell GPU yet; its SM100 forward runs "
+    "with backend='emulator'",
+    "sm90": "this version has no Hopper (SM90) kernels yet",
 }
 
 
@@ -74,10 +75,10 @@ def choose(backend: str, device: torch.device) -> tuple[str, str]:
     if backend not in get_args(Backend):
         accepted = ", ".join(map(repr, get_args(Backend)))
         raise ValueError(f"backend={backend!r}; accepted are {accepted}")
-    if backend in _KERNELS:
+    if backend in _MISSING:
         raise NotImplementedError(
-            f"backend={backend!r}: this version has no {_KERNELS[backend]} yet; "
-            "use backend='reference' (any device) or 'auto'"
+            f"backend={backend!r}: {_MISSING[backend]}; use backend='reference' (any device) or "
+            "'auto'"
         )
     if backend == "emulator" and device.type != "cpu":
         raise NotImplementedError(
