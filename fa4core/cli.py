@@ -28,6 +28,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from fa4core.plan.explain import Explanation
+    from fa4core.variant import Variant
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 LAZY = {"emulate": "fa4core.emulator.cli"}
@@ -107,6 +108,8 @@ def explain(
 
     from fa4core.plan.problem import Problem
 
+    if draw is not None:
+        _check_folder(draw)
     if variant.startswith("-"):
         raise click.UsageError(f"{variant} stands before the variant; name the variant first")
     module, factory = _factory(variant)
@@ -130,7 +133,7 @@ def explain(
             param_hint="--kv-heads",
         )
     try:
-        made = factory(**arguments)
+        made = _checked_variant(variant, factory(**arguments))
         problem = Problem(
             batch=batch,
             heads_q=heads,
@@ -146,8 +149,35 @@ def explain(
         if draw is not None:
             explanation.draw(draw, sequence=sequence, head=head)
             click.echo(f"drawn: {draw}")
-    except (ValueError, TypeError, IndexError, ImportError) as error:
+    except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _check_folder(picture: Path) -> None:
+    """Before the work, not after it."""
+    if not picture.parent.is_dir():
+        raise click.BadParameter(
+            f"there is no folder {str(picture.parent)!r} to write {picture.name!r} into; name one "
+            "that exists",
+            param_hint="--draw",
+        )
+
+
+def _checked_variant(name: str, made: object) -> Variant:
+    """What a factory returned, if it is a variant."""
+    from fa4core.variant import Variant
+    from primitives.mask.core import Mask
+    from primitives.score.core import ScoreMod
+
+    if isinstance(made, Variant):
+        return made
+    part = "mask" if isinstance(made, Mask) else "score" if isinstance(made, ScoreMod) else None
+    hint = f"; return Variant({part}=...)" if part else ""
+    shown = "None" if made is None else f"a {type(made).__name__}"
+    raise click.BadParameter(
+        f"{name} returned {shown}; a function that returns a fa4core.Variant is accepted{hint}",
+        param_hint="VARIANT",
+    )
 
 
 def _show(explanation: Explanation) -> None:

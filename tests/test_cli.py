@@ -73,6 +73,12 @@ def mine(window: int, sides: Literal["left", "both"] = "left", table: torch.Tens
 
 def broken():
     return 1 // 0
+
+def notvar():
+    return 3
+
+def only_mask():
+    return mask.causal()
 """
 
 
@@ -123,6 +129,35 @@ def test_wrong_options_say_what_is_accepted(own, arguments, messages):
 )
 def test_wrong_variants(name, message):
     assert message in " ".join(run("explain", name, code=2).split())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("notvar", "own_variant:notvar returned a int; a function that returns a fa4core.Variant"),
+        ("only_mask", "returned a Mask; a function that returns a fa4core.Variant is accepted; "
+         "return Variant(mask=...)"),
+    ],
+)  # fmt: skip
+def test_functions_that_return_no_variant(own, function, message):
+    assert message in " ".join(run("explain", f"own_variant:{function}", code=2).split())
+
+
+def test_a_picture_into_no_folder_is_refused_before_the_work(own, tmp_path):
+    path = tmp_path / "nowhere" / "x.png"
+    found = run("explain", own, "--window", "9", "--draw", str(path), code=2)
+    assert "there is no folder" in found and "called" not in found
+
+
+def test_a_picture_that_can_not_be_written_is_a_message(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    path = str(tmp_path / "x.png")
+    assert "No space" in run("explain", "variants.causal", "--seqlen", "64", "--draw", path, code=1)
 
 
 def test_errors_of_the_problem_are_messages():

@@ -61,7 +61,7 @@ class Explanation:
         roofline: (pass, kind of block, cycles of each unit); empty without a cost model.
         forward: Modelled time with each schedule; empty without a cost model.
         backward: Likewise.
-        warnings: What probably was not meant.
+        warnings: What probably was not meant; first of all, that the call would fail.
     """
 
     plan: Plan
@@ -272,7 +272,9 @@ def _captured(capture: Capture) -> str:
 
 def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tuple[str, ...]:
     variant, rows = explanation.variant, explanation.empty_rows
-    found = [f"Possibly outside: {o}." for o in explanation.out_of_range]
+    chosen = explanation.chosen
+    found = [] if chosen.ok else [f"This call would fail: {chosen.reason}"]
+    found += [f"Possibly outside: {o}." for o in explanation.out_of_range]
     if rows.at_least:
         sink = ", LSE = the sink" if variant.sink is not None else ", LSE = -inf"
         example = "" if rows.example is None else ", e.g. sequence {}, head {}, query {}".format(
@@ -282,7 +284,7 @@ def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tup
     total = sum(explanation.tiles.values())
     if total and explanation.tiles[EMPTY] == total:
         found.append("The mask attends to nothing at all.")
-    trivial = variant.graph.mask.is_const or max(explanation.problem.seqlens_q) == 1
+    trivial = variant.graph.mask.is_const or max(explanation.problem.seqlens_q, default=0) == 1
     if total and explanation.tiles[FULL] == total and not trivial:
         found.append("The mask attends to everything here: at these sizes it has no effect.")
     found += [f"The order matters: {o}." for o in explanation.order_matters]
@@ -302,8 +304,6 @@ def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tup
             f"Kernels take float16 and bfloat16; the costs are theirs, not those of "
             f"{str(explanation.problem.dtype).removeprefix('torch.')}."
         )
-    if not explanation.chosen.ok:
-        found.append(f"This call would fail: {explanation.chosen.reason}")
     return tuple(found)
 
 

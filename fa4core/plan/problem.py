@@ -6,6 +6,8 @@ Every backend and every analysis takes its sizes from here, so an input is valid
 from __future__ import annotations
 
 import itertools
+import numbers
+from collections.abc import Sequence
 
 import attrs
 import torch
@@ -13,6 +15,21 @@ import torch
 from primitives.sequence import Layout
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+#: The least value of each size. A batch without sequences and a call without heads are empty calls.
+_LEAST = {"batch": 0, "heads_q": 0, "heads_kv": 1, "head_dim": 1, "head_dim_v": 1}
+
+
+def _entries(given: Sequence[int] | None) -> tuple[int, ...] | None:
+    """A sequence as a tuple; what is none stays as it is, for the check to name it."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return tuple(given)
+    return given
+
+
+def _lengths_of(given: Sequence[int]) -> tuple[int, ...]:
+    """As `_entries`, where None is refused."""
+    return _entries(given)  # type: ignore[return-value]
 
 
 @attrs.frozen
@@ -30,7 +47,10 @@ class Problem:
         starts_q: First row of each sequence in the packed queries; None if padded.
         starts_k: Likewise for packed keys; None if padded or paged.
         page_size: Keys in a page, or None.
-        dtype: Of queries, keys and values.
+        dtype: Of queries, keys and values: float16, bfloat16, float32 or float64.
+
+    Raises:
+        TypeError, ValueError: Saying which size was given and what is accepted.
     """
 
     batch: int
@@ -38,12 +58,29 @@ class Problem:
     heads_kv: int
     head_dim: int
     head_dim_v: int
-    seqlens_q: tuple[int, ...]
-    seqlens_k: tuple[int, ...]
-    starts_q: tuple[int, ...] | None = None
-    starts_k: tuple[int, ...] | None = None
+    seqlens_q: tuple[int, ...] = attrs.field(converter=_lengths_of)
+    seqlens_k: tuple[int, ...] = attrs.field(converter=_lengths_of)
+    starts_q: tuple[int, ...] | None = attrs.field(default=None, converter=_entries)
+    starts_k: tuple[int, ...] | None = attrs.field(default=None, converter=_entries)
     page_size: int | None = None
     dtype: torch.dtype = torch.bfloat16
+
+    def __attrs_post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            _check_size(name, getattr(self, name), least)
+        if self.page_size is not None:
+            _check_size("page_size", self.page_size, 1)
+        _check_groups(self.heads_q, self.heads_kv)
+        _check_entries("seqlens_q", self.seqlens_q, self.batch)
+        _check_entries("seqlens_k", self.seqlens_k, self.batch)
+        for name in ("starts_q", "starts_k"):
+            if getattr(self, name) is not None:
+                _check_entries(name, getattr(self, name), self.batch)
+        if self.dtype not in DTYPES:
+            raise TypeError(
+                f"dtype={self.dtype!r}; torch.float16, torch.bfloat16, torch.float32 and "
+                "torch.float64 are accepted"
+            )
 
     @property
     def group(self) -> int:
@@ -84,11 +121,7 @@ class Problem:
         _check_bound("max_seqlen_q", layout.max_seqlen_q, seqlens_q)
         _check_bound("max_seqlen_k", layout.max_seqlen_k, seqlens_k)
         heads_q, heads_kv = q.shape[-2], k.shape[-2]
-        if heads_kv == 0 or heads_q % heads_kv:
-            raise ValueError(
-                f"{heads_q} query heads on {heads_kv} KV heads; the query heads must be a "
-                "multiple of the KV heads"
-            )
+        _check_groups(heads_q, heads_kv)
         return cls(
             batch=batch,
             heads_q=heads_q,
@@ -102,6 +135,38 @@ class Problem:
             page_size=None if layout.page_table is None else k.shape[1],
             dtype=q.dtype,
         )
+
+
+def _check_size(name: str, value: object, least: int) -> None:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}; an int >= {least} is accepted")
+    if value < least:
+        raise ValueError(f"{name}={value}; an int >= {least} is accepted")
+
+
+def _check_groups(heads_q: int, heads_kv: int) -> None:
+    if heads_kv == 0 or heads_q % heads_kv:
+        raise ValueError(
+            f"{heads_q} query heads on {heads_kv} KV heads; the query heads must be a "
+            "multiple of the KV heads"
+        )
+
+
+def _check_entries(name: str, values: object, batch: int) -> None:
+    accepted = "one int >= 0 for each sequence is accepted"
+    if not isinstance(values, tuple):
+        hint = f": {name}=({values},) * batch" if isinstance(values, numbers.Integral) else ""
+        hint = f": {name}.tolist()" if isinstance(values, torch.Tensor) else hint
+        kind = type(values).__name__
+        given = f"{values!r}, a {kind}" if isinstance(values, int | float | str) else f"a {kind}"
+        raise TypeError(f"{name} is {given}; a tuple with {accepted}{hint}")
+    if len(values) != batch:
+        raise ValueError(f"{name} has {len(values)} entries for batch={batch}; {accepted}")
+    for i, value in enumerate(values):
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+            raise TypeError(f"{name}[{i}] is {value!r}; {accepted}")
+        if value < 0:
+            raise ValueError(f"{name}[{i}] is {value}; {accepted}")
 
 
 def _shape(t: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ Used by `explain` (for `str`) and by the command line.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, get_args
 
@@ -20,7 +21,7 @@ from primitives.expr import pretty
 from primitives.schedule import Order, Schedule
 
 if TYPE_CHECKING:
-    from fa4core.plan.explain import Explanation
+    from fa4core.plan.explain import Choice, Explanation
 
 WIDTH = 100
 ORDER_TITLES = {
@@ -106,18 +107,35 @@ def _call(e: Explanation) -> Table:
     rows = [
         ("problem", f"{sequences} of {_span(p.seqlens_q)} queries x {_span(p.seqlens_k)} keys"),
         ("", f"{heads}, head dim {dims}, {str(p.dtype).removeprefix('torch.')}{layout}"),
-        ("path", f"{e.chosen.backend}: {e.chosen.reason}"),
-    ]
-    for path in e.paths:
-        if path.backend != e.chosen.backend:
-            reason = path.reason.removeprefix(f"backend={path.backend!r}: ")
-            rows.append(("", f"{path.backend}: {'possible' if path.ok else reason}"))
-    rows += [
+        *_paths(e),
         ("target", f"{e.target.name} ({e.target.title})"),
         ("tiles", f"forward {e.plan.forward_tile}, backward {e.plan.backward_tile}"),
         ("compile key", e.plan.digest),
     ]
     return _facts(rows)
+
+
+def _paths(e: Explanation) -> list[tuple[str, str]]:
+    """The path, or that there is none; then the others, those this version lacks in one line."""
+    reason = _reason(e.chosen)
+    path = f"{e.chosen.backend}: {reason}"
+    if not e.chosen.ok:
+        path = f"none: this call would fail. {e.chosen.backend} refuses it: {reason}"
+    rows, lacking = [("path", path)], []
+    for other in e.paths:
+        if other.backend == e.chosen.backend:
+            continue
+        if not other.ok and re.search(r"this version has no .* kernels yet", other.reason):
+            lacking.append(other.backend)
+        else:
+            rows.append(("", f"{other.backend}: {'possible' if other.ok else _reason(other)}"))
+    if lacking:
+        rows.append(("", f"{', '.join(lacking)}: no kernels yet"))
+    return rows
+
+
+def _reason(choice: Choice) -> str:
+    return choice.reason.removeprefix(f"backend={choice.backend!r}: ")
 
 
 def _span(lengths: tuple[int, ...]) -> str:

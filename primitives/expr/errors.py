@@ -135,6 +135,8 @@ def _name_of_construct(node: ast.AST, position: tuple[int, int, int, int]) -> st
         return names.get(type(node), "if") if _holds(node.test, position) else ""
     if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
         return "store"
+    if isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "shape":
+        return "shape"
     if isinstance(node, ast.Subscript):
         return "slice" if any(isinstance(n, ast.Slice) for n in ast.walk(node.slice)) else "list"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -210,6 +212,7 @@ _NUMBER = {
         "a Python list, tuple or array needs a number as its index: {once} Make it a tensor before "
         "the function: `table = torch.tensor(values)`."
     ),
+    "shape": "a shape needs a number as its index: {once} Write the dimension's number.",
     "int": "`int(...)` needs a number: {once} Use `.long()`.",
     "float": "`float(...)` needs a number: {once} Use `.float()`.",
     "round": "`round(...)` needs a number: {once} Use `torch.round`.",
@@ -247,6 +250,27 @@ _DATA_DEPENDENT = {
     "DynamicOutputShapeException",
 }
 
+_BOOLEAN_INDEX = (
+    "a boolean index takes as many elements as are true, and a shape that depends on values isn't "
+    "supported. Choose values with `torch.where(condition, a, b)`."
+)
+_NO_SHAPE = (
+    "there is no such dimension. Indices are 0-d tensors, one query and one key at a time, without "
+    "a shape. For the lengths, ask for keyword-only seqlen_q and seqlen_k: "
+    "`def f(b, h, q_idx, kv_idx, *, seqlen_q, seqlen_k)`."
+)
+#: What torch says where a function asks for the size of a 0-d tensor.
+_ASKS_SHAPE = ("tensor has no dimensions", "of a 0-d tensor")
+
+
+def _needs_values(construct: str) -> str:
+    operator = f"`{construct}`" if construct else "an operator"
+    example = "torch.bucketize(torch.arange(n), t)" if construct == "bucketize" else "..."
+    return (
+        f"{operator} needs the value of an index and isn't supported here: {_ONCE} Make its "
+        f"results a table before the function, `ids = {example}`, and index that: `ids[q_idx]`."
+    )
+
 
 def _remedy(error: BaseException, construct: str) -> str:
     """What went wrong and what to write instead."""
@@ -258,6 +282,15 @@ def _remedy(error: BaseException, construct: str) -> str:
         return str(error)
     if type(error).__name__ in _DATA_DEPENDENT:
         return _QUESTIONS["index"].format(once=_ONCE)
+    if type(error).__name__ == "PendingUnbackedSymbolNotFound":
+        return _BOOLEAN_INDEX
+    text = str(error)
+    if text.startswith("Cannot cast FakeTensor"):
+        return _needs_values(construct)
+    if any(said in text for said in _ASKS_SHAPE):
+        return _NO_SHAPE
+    if construct == "shape" and isinstance(error, IndexError):
+        return _NO_SHAPE
     if isinstance(error, KeyError) and isinstance(error.args[0], torch.Tensor):
         return f"a dict needs known keys: {_ONCE} Capture a tensor and index that."
-    return f"{type(error).__name__}: {textwrap.shorten(str(error), 500)}"
+    return f"{type(error).__name__}: {textwrap.shorten(text, 500)}"

@@ -150,8 +150,20 @@ def named(name: str, function: MaskFunction) -> Mask:
     return Mask(trace_prebuilt(function, VARIABLES, "mask"), name)
 
 
+def _check_mask(what: str, name: str, given: object) -> None:
+    if not isinstance(given, Mask):
+        hint = " Wrap a function with mask.define." if callable(given) else ""
+        raise TypeError(f"{what} takes masks; {name} is a {type(given).__name__}.{hint}")
+
+
 def per_head(masks: Sequence[Mask]) -> Mask:
     """Head `h` takes `masks[h]`; heads beyond the list take the last one."""
+    if not isinstance(masks, Sequence):
+        raise TypeError(
+            f"per_head takes a sequence of masks, one a head; got {type(masks).__name__}"
+        )
+    for i, given in enumerate(masks):
+        _check_mask("per_head", f"masks[{i}]", given)
     if not masks:
         raise ValueError("per_head needs at least one mask; got an empty sequence")
     expr = masks[-1].expr
@@ -163,6 +175,8 @@ def per_head(masks: Sequence[Mask]) -> Mask:
 
 def select(heads: Sequence[bool] | torch.Tensor, chosen: Mask, otherwise: Mask) -> Mask:
     """Heads where `heads` is true take `chosen`, the others `otherwise`; the table is run-time."""
+    _check_mask("select", "chosen", chosen)
+    _check_mask("select", "otherwise", otherwise)
     table = torch.as_tensor(heads)
     if table.dtype != torch.bool or table.dim() != 1:
         raise TypeError(

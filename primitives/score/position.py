@@ -50,6 +50,12 @@ def alibi(slopes: int | torch.Tensor, align: Align = "bottom_right") -> ScoreMod
         TypeError, ValueError: Another dtype, rank or `align`.
     """
     checked_align(align)
+    if not isinstance(slopes, int | torch.Tensor):
+        raise TypeError(
+            f"slopes is a {type(slopes).__name__}; accepted are a floating-point tensor (heads_q,) "
+            "or (batch, heads_q), e.g. torch.tensor(slopes), or an int: the paper's slopes for so "
+            "many heads"
+        )
     if not isinstance(slopes, torch.Tensor):
         slopes = alibi_slopes(slopes)
     table = checked_floats(slopes, "slopes", (1, 2), "(heads_q,) or (batch, heads_q)")

@@ -89,6 +89,17 @@ def test_lengths_of_zero():
     assert explain(Variant(), problem=problem(5, 5, batch=0)).empty_rows.rows == 0
 
 
+def test_an_empty_batch_is_explained():
+    causal = Variant(mask=mask.causal())
+    packed = torch.ones(0, 3, 8)
+    for found in (
+        causal.explain(*[torch.ones(0, 8, 3, 8)] * 3),
+        causal.explain(problem=problem(5, 5, batch=0)),
+        causal.explain(*[packed] * 3, layout=sequence.varlen(torch.zeros(1, dtype=torch.int32))),
+    ):
+        assert "0 sequences of 0 queries" in str(found)
+
+
 # ------------------------------------------------------------------------------- findings
 
 
@@ -188,6 +199,24 @@ def test_the_path_and_why():
     assert {p.backend for p in found.paths} == {"sm100", "sm90", "reference", "emulator"}
     # What explain promises is what the call does.
     assert attention(*tensors(), Variant()).shape == (1, 256, 2, 64)
+
+
+def test_a_call_that_would_fail_says_so_first():
+    short = Variant(score=score.alibi(torch.ones(3)))
+    found = short.explain(*tensors(heads=4, kv=4))
+    assert found.warnings[0].startswith("This call would fail: ") and len(found.warnings) > 1
+    assert "path         none: this call would fail. reference refuses it: dimension 0" in str(
+        found
+    )
+    assert "reference: the tensors" not in str(found)
+
+
+def test_backends_without_kernels_take_one_line():
+    (line,) = [x for x in str(explain(Variant(), *tensors())).splitlines() if "no kernels" in x]
+    assert line.split() == ["sm100,", "sm90:", "no", "kernels", "yet"]
+    asked = str(explain(Variant(), *tensors(), backend="sm100"))
+    assert "none: this call would fail. sm100 refuses it: this version has no" in asked
+    assert "sm90: no kernels yet" in asked
 
 
 def test_costs_are_of_the_kernels_dtypes():

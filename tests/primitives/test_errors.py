@@ -36,7 +36,7 @@ def loop(b, h, q, k):
 
 
 def check(b, h, q, k):
-    assert q < 100  # here: `assert`
+    assert q < 100  # here: truth value
     return q > k
 
 
@@ -131,7 +131,7 @@ def random_numbers(b, h, q, k):
 
 
 def dropped(b, h, q, k):
-    return torch.nn.functional.dropout(q.float()) > 0.5  # here: random numbers.*mask.random
+    return torch.nn.functional.dropout(q.float()) > 0.5  # here: not one a mask
 
 
 def unsupported(b, h, q, k):
@@ -150,8 +150,36 @@ def boolean_index(b, h, q, k):
     return TABLE[q < TABLE].sum() > 3  # here: boolean.*torch.where
 
 
+def boolean_index_of_an_index(b, h, q, k):
+    return torch.ones(9)[q > k] > 0  # here: ^a boolean index.*torch.where
+
+
+def bucket(b, h, q, k):
+    return torch.bucketize(q, TABLE) > 0  # here: `bucketize` needs.*`ids = torch.bucketize\(
+
+
+def shape_of_an_index(b, h, q, k):
+    return q < q.shape[0]  # here: no such dimension.*0-d.*keyword-only seqlen_q and seqlen_k
+
+
+def size_of_an_index(b, h, q, k):
+    return q < q.size(0)  # here: no such dimension.*0-d.*keyword-only seqlen_q and seqlen_k
+
+
+def length_of_an_index(b, h, q, k):
+    return q < len(q)  # here: no such dimension.*0-d.*keyword-only seqlen_q and seqlen_k
+
+
+def tuple_index(b, h, q, k):
+    return q < (1, 2)[len(LIST)]  # here: IndexError: tuple index out of range
+
+
+def shape_at_an_index(b, h, q, k):
+    return MATRIX.shape[h] > q  # here: a shape needs a number
+
+
 def write(b, h, q, k):
-    TABLE[0] = 5  # here: writes into a captured tensor
+    TABLE[0] = 5  # here: writes into a tensor at an index.*torch.where
     return q > k
 
 
@@ -161,7 +189,7 @@ def write_in_place(b, h, q, k):
 
 
 def write_view(b, h, q, k):
-    TABLE.view(3, 1).mul_(2)  # here: writes into a captured tensor
+    TABLE.view(3, 1).mul_(2)  # here: writes in place into a tensor
     return q > k
 
 
@@ -182,7 +210,7 @@ def too_many_indices(b, h, q, k):
 
 
 def shapes(b, h, q, k):
-    return (TABLE + torch.arange(4))[q] > k  # here: can't be broadcast
+    return (TABLE + torch.arange(4))[q] > k  # here: broadcast a dimension of length 4
 
 
 def zero(b, h, q, k):
@@ -217,7 +245,8 @@ def test_error_points_at_the_line(function):
     place = f"cannot trace {function.__name__} ({__file__}, line {first + offset}):"
     assert message.startswith(place), message
     assert code in message
-    assert re.search(pattern, message.replace("\n", " ")), message
+    _, _, remedy = message.partition("# here: ")[2].partition("\n")  # not the pattern itself
+    assert re.search(pattern, remedy.replace("\n", " ")), message
 
 
 RESULTS = {

@@ -352,6 +352,16 @@ REFUSED = {
     "combine": (lambda: mask.causal() & (lambda b, h, q, k: q > k), "mask.define"),
     "truth": (lambda: bool(mask.causal()), "no truth value"),
     "per head": (lambda: mask.per_head([]), "at least one mask"),
+    "per head function": (
+        lambda: mask.per_head([mask.full(), lambda b, h, q, k: q > k]),
+        r"per_head takes masks; masks\[1\] is a function. Wrap a function with mask.define",
+    ),
+    "per head mask": (lambda: mask.per_head(mask.full()), "a sequence of masks.*got Mask"),
+    "select function": (
+        lambda: mask.select([True], lambda b, h, q, k: q > k, mask.full()),
+        "select takes masks; chosen is a function. Wrap a function with mask.define",
+    ),
+    "select otherwise": (lambda: mask.select([True], mask.full(), 3), r"otherwise is a int\.$"),
     "select": (lambda: mask.select([1, 0], mask.causal(), mask.full()), "1-d bool table"),
 }
 

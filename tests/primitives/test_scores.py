@@ -234,6 +234,7 @@ def test_equality():
 REFUSED = {
     "slopes int": (lambda: score.alibi(torch.arange(4)), "slopes is torch.int64"),
     "slopes rank": (lambda: score.alibi(torch.rand(1, 2, 3)), r"\(heads_q,\)"),
+    "slopes list": (lambda: score.alibi([1.0, 2.0]), r"slopes is a list.*torch.tensor\(slopes\)"),
     "heads": (lambda: score.alibi(0), "heads=0"),
     "align": (lambda: score.alibi(4, align="x"), "bottom_right"),
     "cap zero": (lambda: score.softcap(0.0), "cap=0.0; a positive number"),
