@@ -6,7 +6,6 @@ Used by `explain` (for `str`) and by the command line.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, get_args
 
@@ -116,21 +115,16 @@ def _call(e: Explanation) -> Table:
 
 
 def _paths(e: Explanation) -> list[tuple[str, str]]:
-    """The path, or that there is none; then the others, those this version lacks in one line."""
+    """The path, or that there is none; then the others, each with the first reason against it."""
     reason = _reason(e.chosen)
     path = f"{e.chosen.backend}: {reason}"
     if not e.chosen.ok:
         path = f"none: this call would fail. {e.chosen.backend} refuses it: {reason}"
-    rows, lacking = [("path", path)], []
+    rows = [("path", path)]
     for other in e.paths:
-        if other.backend == e.chosen.backend:
-            continue
-        if not other.ok and re.search(r"this version has no .* kernels yet", other.reason):
-            lacking.append(other.backend)
-        else:
-            rows.append(("", f"{other.backend}: {'possible' if other.ok else _reason(other)}"))
-    if lacking:
-        rows.append(("", f"{', '.join(lacking)}: no kernels yet"))
+        if other.backend != e.chosen.backend:
+            why = "possible" if other.ok else _reason(other).partition(";")[0]
+            rows.append(("", f"{other.backend}: {why}"))
     return rows
 
 
