@@ -10,6 +10,7 @@ overwritten because the P V that read its alias P was issued before.
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
 
 import attrs
@@ -50,6 +51,10 @@ class Spec:
     threshold: float = 8.0
     negative_scale: bool = False
     target: str = "sm100"
+
+    def __str__(self) -> str:
+        """An identifier: the DSL puts it into the kernel's name, which takes no other characters."""
+        return f"forward_{hashlib.blake2b(repr(self).encode(), digest_size=8).hexdigest()}"
 
     @property
     def d(self) -> int:
