@@ -15,7 +15,7 @@ from multiprocessing import get_context
 
 import torch
 from cells import Cell, execute
-from features import FEATURES, Feature
+from features import FEATURES
 
 INTRO = """\
 # Composition
@@ -85,11 +85,6 @@ def main() -> None:
             if len(cells) % 25 == 0:
                 print(f"{len(cells)} of {len(pairs)}", file=sys.stderr, flush=True)
     print(page(cells), end="")
-
-
-def _pair(a: Feature, b: Feature) -> tuple[int, int]:
-    i, j = sorted((FEATURES.index(a), FEATURES.index(b)))
-    return i, j
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Spec:
     target: str = "sm100"
 
     def __str__(self) -> str:
-        """An identifier: the DSL puts it into the kernel's name, which takes no other characters."""
+        """An identifier: the DSL makes it part of the kernel's name."""
         return f"forward_{hashlib.blake2b(repr(self).encode(), digest_size=8).hexdigest()}"
 
     @property
