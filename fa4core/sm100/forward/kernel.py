@@ -19,6 +19,7 @@ from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
+from fa4core.sm100.forward.source import Stride
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import Plan
 
@@ -104,7 +105,7 @@ def forward_kernel(
     tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    plan = Plan(items, runs, first, cute.size(items, mode=[0]), step)
+    plan = Plan(items, runs, cute.size(items, mode=[0]), lambda ends: Stride(first, step))
     mods = Mods(spec, captured)
     qk, pv = products.qk(), products.pv()
 

@@ -16,6 +16,7 @@ from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
+from fa4core.sm100.forward.source import Stride
 from fa4core.sm100.forward.spec import Spec
 from fa4core.sm100.forward.work import FIELDS, Item, Plan
 
@@ -47,7 +48,7 @@ def plan_of(blocks: Sequence[int]) -> Plan:
         runs += [(0, count, 0)] if count else []
         item = attrs.evolve(zero, tile=tile, first_run=first, end_run=len(runs), blocks=count)
         items.append(attrs.astuple(item))
-    return Plan(_Table(items), _Table(runs), 0, len(items), 1)
+    return Plan(_Table(items), _Table(runs), len(items), lambda ends: Stride(0, 1))
 
 
 def programs(
