@@ -5,14 +5,16 @@ order in which they run: one simulation decides. Each access carries the set of 
 that happen before it (as bits of an integer), through program order, barrier phases, and the
 tensor core's order of issue. Two accesses of overlapping memory, one of them a write, must be
 ordered. A phase of a barrier must not complete before the waiter has seen the one before it, or it
-would be missed. Plain Python; knows no kernel.
+would be missed. A phase that the tensor core, TMA or another CTA completes must be waited for, or
+it might complete when the CTA has ended already. Plain Python; knows no kernel.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from fa4core.pipeline.declare import Pipeline, Signal
+from fa4core.pipeline.declare import How, Pipeline, Signal
+from fa4core.pipeline.effects import Access
 from fa4core.pipeline.layout import Placed, place
 from fa4core.pipeline.record import Arrive, Program, Slot, Touch, Wait
 
@@ -25,6 +27,7 @@ class ProtocolError(AssertionError):
 class _Barrier:
     signal: Signal
     count: int
+    late: bool  # arrivals may be under way when the roles of this CTA have ended
     arrived: int = 0
     known: int = 0  # what happens before the phase that is being completed
     phases: list[int] = attrs.field(factory=list)  # the same of every completed one
@@ -73,16 +76,19 @@ class _Simulation:
     def __init__(self, pipeline: Pipeline, programs: list[Program]):
         self.processes = [_Process(p) for p in programs]
         self.barriers = {
-            (signal.name, i): _Barrier(signal, pipeline.count(signal))
+            (signal.name, i, cta): _Barrier(signal, pipeline.count(signal), _late(pipeline, signal))
             for signal in pipeline.signals
             for i in range(signal.barriers)
+            for cta in range(pipeline.ctas)
         }
         limits = pipeline.limits
         self.spaces = (
             place(pipeline.smem, limits.smem_bytes, "bytes"),
             place(pipeline.tmem, limits.tmem_columns, "columns"),
         )
-        self.seen: tuple[list[_Seen], list[_Seen]] = ([], [])
+        self.seen: dict[tuple[int, int], list[_Seen]] = {
+            (cta, space): [] for cta in range(pipeline.ctas) for space in range(2)
+        }
         self.bits = 0
 
     def run(self) -> None:
@@ -97,6 +103,7 @@ class _Simulation:
         if stuck:
             raise ProtocolError("deadlock:\n  " + "\n  ".join(stuck))
         self.missed_phases()
+        self.late_phases()
 
     def step(self, process: _Process) -> bool:
         event = process.program.events[process.position]
@@ -130,7 +137,8 @@ class _Simulation:
         before = process.known | (process.queue if event.unit == "mma" else 0)
         bit = self.new_bit()
         for access in event.accesses:
-            self.access(access, before, bit, process.where())
+            for cta in event.ctas:
+                self.access(access, cta, before, bit, process.where())
         if event.unit == "mma":
             process.queue = before | bit
         elif event.unit == "threads":
@@ -140,7 +148,7 @@ class _Simulation:
                 raise ProtocolError(f"{process.where()}: TMA without a barrier")
             self.barriers[event.slot].arrive(1, before | bit, process.where())
 
-    def access(self, access, before: int, bit: int, where: str) -> None:
+    def access(self, access: Access, cta: int, before: int, bit: int, where: str) -> None:
         index = 0 if access.region in self.spaces[0] else 1
         if access.region not in self.spaces[index]:
             raise ProtocolError(f"{where}: region {access.region!r} is not declared")
@@ -149,15 +157,15 @@ class _Simulation:
             raise ProtocolError(f"{where}: {access.region} has no stage {access.stage}")
         begin = region.at(access.stage)
         end, write = begin + region.region.size, access.kind == "write"
-        kept = []
-        for other in self.seen[index]:
+        kept, seen = [], self.seen[cta, index]
+        for other in seen:
             apart = other.end <= begin or end <= other.begin
             if not apart and (write or other.write) and not (other.bit & (before | bit)):
                 raise ProtocolError(f"race:\n  {where}\n  {other.where}\n  are not ordered")
             covered = write and begin <= other.begin and other.end <= end
             if apart or not covered:
                 kept.append(other)
-        self.seen[index][:] = [*kept, _Seen(bit, write, begin, end, where)]
+        seen[:] = [*kept, _Seen(bit, write, begin, end, where)]
 
     def new_bit(self) -> int:
         self.bits += 1
@@ -171,6 +179,22 @@ class _Simulation:
                     raise ProtocolError(
                         f"{where}: phase {after} may complete before phase {number} is seen"
                     )
+
+    def late_phases(self) -> None:
+        for (name, number, cta), barrier in self.barriers.items():
+            phases, seen = len(barrier.phases), len(barrier.waits) - barrier.signal.passed
+            if barrier.late and (barrier.arrived or phases > max(seen, 0)):
+                raise ProtocolError(
+                    f"{name}[{number}] in CTA {cta}: {barrier.signal.waiter} does not wait for "
+                    f"phase {max(seen, 0)}, which may complete when the CTA has ended"
+                )
+
+
+def _late(pipeline: Pipeline, signal: Signal) -> bool:
+    return any(
+        how in (How.COMMIT, How.TMA) or pipeline.reach(signal, role) != "own"
+        for role, how in signal.arrivals
+    )
 
 
 def check(pipeline: Pipeline, programs: list[Program]) -> None:

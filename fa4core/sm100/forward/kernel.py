@@ -12,7 +12,7 @@ import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from fa4core.pipeline.device import Barriers, role_of, thread_of
+from fa4core.pipeline.device import LEADER, Barriers, role_of, thread_of
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
@@ -21,7 +21,7 @@ from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
 from fa4core.sm100.forward.source import Stride
 from fa4core.sm100.forward.spec import TILE, Spec
-from fa4core.sm100.forward.work import Plan
+from fa4core.sm100.forward.work import Plan, Share
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
@@ -32,7 +32,9 @@ class Products:
     def __init__(self, spec: Spec):
         self.spec = spec
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
-        self.qk_tile, self.pv_tile = (TILE, TILE, spec.d), (TILE, spec.d_v, TILE)
+        rows = TILE * spec.ctas
+        self.qk_tile, self.pv_tile = (rows, TILE, spec.d), (rows, spec.d_v, TILE)
+        self.group = tcgen05.CtaGroup.ONE if spec.ctas == 1 else tcgen05.CtaGroup.TWO
         qk, pv = self.qk(), self.pv()
         self.q_layout = sm100.make_smem_layout_a(qk, self.qk_tile, self.dtype, spec.tiles)
         k = sm100.make_smem_layout_b(qk, self.qk_tile, self.dtype, spec.kv_stages)
@@ -48,7 +50,7 @@ class Products:
 
     def _mma(self, b_major: Any, tile: tuple, *source: Any) -> cute.TiledMma:
         return sm100.make_trivial_tiled_mma(
-            self.dtype, self.dtype, K_MAJOR, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE,
+            self.dtype, self.dtype, K_MAJOR, b_major, cutlass.Float32, self.group,
             tile[:2], *source,
         )  # fmt: skip
 
@@ -83,6 +85,8 @@ def forward_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     first, _, _ = cute.arch.block_idx()
     step, _, _ = cute.arch.grid_dim()
+    pair = spec.ctas > 1
+    cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if pair else 0
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
 
     barriers = Barriers(pipeline, _at(memory, spec, "barriers", cutlass.Int64))
@@ -100,12 +104,18 @@ def forward_kernel(
         barriers.initialise()
     cute.arch.mbarrier_init_fence()
     if warp == allocator:
-        cute.arch.alloc_tmem(spec.tmem_columns, address)
-    cute.arch.sync_threads()
+        cute.arch.alloc_tmem(spec.tmem_columns, address, pair)
+    _meet(spec)
     tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    plan = Plan(items, runs, cute.size(items, mode=[0]), lambda ends: Stride(first, step))
+    plan = Plan(
+        items,
+        runs,
+        cute.size(items, mode=[0]),
+        lambda ends: Stride(first // spec.ctas, step // spec.ctas),
+        Share(spec.tiles, cta, spec.ctas),
+    )
     mods = Mods(spec, captured)
     qk, pv = products.qk(), products.pv()
 
@@ -121,13 +131,14 @@ def forward_kernel(
             "k": (load_k, k, s_k, qk.get_slice(0).partition_B),
             "v": (load_v, v, s_v, pv.get_slice(0).partition_B),
         }
-        load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+        load(LoadWork(spec, operands, cta), plan, Ends(pipeline, "load", barriers))
     if is_spare:
         cute.arch.setmaxregister_decrease(registers["spare"])
     if is_mma:
         cute.arch.setmaxregister_decrease(registers["mma"])
-        issuing = _mma_work(spec, products, tmem, s_q, s_k, s_v)
-        mma(issuing, plan, Ends(pipeline, "mma", barriers))
+        if cta == LEADER:
+            issuing = _mma_work(spec, products, tmem, s_q, s_k, s_v)
+            mma(issuing, plan, Ends(pipeline, "mma", barriers))
     if is_correction:
         cute.arch.setmaxregister_decrease(registers["correction"])
         finishing = CorrectionWork(
@@ -143,10 +154,19 @@ def forward_kernel(
         )  # fmt: skip
         softmax(weighing, plan, Ends(pipeline, "softmax", barriers), t)
 
-    cute.arch.sync_threads()
+    _meet(spec)
     if warp == allocator:
-        cute.arch.relinquish_tmem_alloc_permit()
-        cute.arch.dealloc_tmem(tmem, spec.tmem_columns)
+        cute.arch.relinquish_tmem_alloc_permit(pair)
+        cute.arch.dealloc_tmem(tmem, spec.tmem_columns, pair)
+
+
+def _meet(spec: Spec) -> None:
+    """All threads of the CTAs that share memory."""
+    if spec.ctas == 1:
+        cute.arch.sync_threads()
+    else:
+        cute.arch.cluster_arrive(aligned=True)
+        cute.arch.cluster_wait()
 
 
 def _at(memory: cute.Pointer, spec: Spec, name: str, dtype: Any) -> cute.Pointer:
@@ -228,19 +248,20 @@ def forward(
     heads, rows); items and runs: see `work.tables`."""
     products = Products(spec)
     qk, pv = products.qk(), products.pv()
-    by_tma = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    by_tma = cpasync.CopyBulkTensorTileG2SOp(products.group)
+    cluster = cute.tiled_divide(cute.make_layout((spec.ctas, 1, 1)), (qk.thr_id.shape,)).shape
 
     load_q, g_q = cute.nvgpu.make_tiled_tma_atom_A(
         by_tma, _shifted(q, (1, 3, 2, 0)), cute.select(products.q_layout, [0, 1, 2]),
-        products.qk_tile, qk,
+        products.qk_tile, qk, cluster,
     )  # fmt: skip
     load_k, g_k = cute.nvgpu.make_tiled_tma_atom_B(
         by_tma, _shifted(k, (1, 3, 2, 0)), cute.select(products.k_layout, [0, 1, 2]),
-        products.qk_tile, qk,
+        products.qk_tile, qk, cluster,
     )  # fmt: skip
     load_v, g_v = cute.nvgpu.make_tiled_tma_atom_B(
         by_tma, _shifted(v, (3, 1, 2, 0)), cute.select(products.v_layout, [0, 1, 2]),
-        products.pv_tile, pv,
+        products.pv_tile, pv, cluster,
     )  # fmt: skip
     rows = _by_rows(out)
     by_row = [
@@ -248,4 +269,9 @@ def forward(
     ]
     forward_kernel(
         spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, captured, scale
-    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)
+    ).launch(
+        grid=[ctas, 1, 1],
+        block=[spec.pipeline.threads, 1, 1],
+        cluster=[spec.ctas, 1, 1],
+        min_blocks_per_mp=1,
+    )

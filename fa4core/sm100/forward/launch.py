@@ -34,7 +34,8 @@ def spec_of(call: Call) -> Spec:
     """What a call's kernel is compiled for."""
     problem, program = call.problem, call.program
     shape = SM100.forward_tile(problem.head_dim, problem.head_dim_v)
-    several = max(problem.seqlens_q, default=0) > TILE
+    ctas = (program.schedule or Schedule()).ctas
+    several = max(problem.seqlens_q, default=0) > TILE * ctas
     threshold = program.rescale_threshold
     return Spec(
         graph=program.graph.dump(),
@@ -42,6 +43,7 @@ def spec_of(call: Call) -> Spec:
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         tiles=shape.stages if several else 1,
+        ctas=ctas,
         exp=call.exp,
         threshold=SM100.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
@@ -73,7 +75,7 @@ def _forward(
     spec, problem = spec_of(call), call.problem
     schedule = call.program.schedule or Schedule()
     assert isinstance(call.tiles, TileMap)
-    items, runs = tables(problem, call.tiles, spec.tiles, schedule.order)
+    items, runs = tables(problem, call.tiles, spec.side, schedule.order)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     lse, row_max = (q.new_full(rows, -torch.inf, dtype=torch.float32) for _ in range(2))
@@ -83,7 +85,8 @@ def _forward(
     outputs = (out if out.dim() == 4 else out[None],)
     statistics = (t if t.dim() == 3 else t[None] for t in (lse, row_max))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    ctas = len(items) if schedule.source == "one_tile" else min(num_sms, len(items))
+    clusters = max(1, num_sms // spec.ctas)  # that run side by side
+    clusters = len(items) if schedule.source == "one_tile" else min(clusters, len(items))
     arguments = (
         *(_view(t, 3) for t in (*inputs, *outputs)),
         *(_view(t, 2) for t in statistics),
@@ -91,7 +94,7 @@ def _forward(
         _view(runs, 1),
         tuple(_view(t, t.dim() - 1, t.element_size()) for t in captured),
         cutlass.Float32(call.scale),
-        cutlass.Int32(ctas),
+        cutlass.Int32(clusters * spec.ctas),
     )
     key = tuple((t.dtype, t.dim()) for t in captured)
     _compiled(spec, key, _Arguments(arguments))(*arguments)

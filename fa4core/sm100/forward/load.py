@@ -45,21 +45,31 @@ def load(work: Any, plan: Any, ends: Ends):
                     kv.advance()
                     kv_free.advance()
         index = source.next(index)
+    q_free.drain(work.tiles)
+    kv_free.drain()
 
 
 class LoadWork(Fixed):
     """TMA copies of one tile each.
 
     `operands` maps "q", "k", "v" to (copy atom, coordinate tensor, shared memory, partition
-    function), as `kernel` makes them.
+    function), as `kernel` makes them. A copy brings the CTA's share of the MMA's operand: the first
+    one of the partition, whose place in the operand `shares` gives.
     """
 
-    def __init__(self, spec: Spec, operands: dict[str, tuple]):
+    def __init__(self, spec: Spec, operands: dict[str, tuple], cta: Any):
         self.tiles = tuple(range(spec.tiles))
         self.operands = operands
-        self.q_bytes, self.k_bytes = TILE * spec.d * 2, TILE * spec.d * 2
-        self.v_bytes = TILE * spec.d_v * 2
-        self.shapes = {"q": (TILE, spec.d), "k": (TILE, spec.d), "v": (spec.d_v, TILE)}
+        keys, columns = TILE // spec.ctas, spec.d_v // spec.ctas
+        self.q_bytes, self.k_bytes = TILE * spec.d * 2, keys * spec.d * 2
+        self.v_bytes = TILE * columns * 2
+        self.shapes = {
+            "q": (TILE * spec.ctas, spec.d),
+            "k": (TILE, spec.d),
+            "v": (spec.d_v, TILE),
+        }
+        # queries differ from CTA to CTA already, by the work tile
+        self.shares = {"q": (0, 0), "k": (cta * keys, 0), "v": (cta * columns, 0)}
 
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
@@ -83,8 +93,8 @@ class LoadWork(Fixed):
         axis = 1 if name == "v" else 0
         rows = source.shape[axis]
         there = source[(None, None, h, b, start + length)]
-        shift = [cutlass.Int32(0), cutlass.Int32(0)]
-        shift[axis] = rows - length + row
+        shift = [cutlass.Int32(n) for n in self.shares[name]]
+        shift[axis] = shift[axis] + rows - length + row
         tile = cute.local_tile(cute.domain_offset(tuple(shift), there), self.shapes[name], (0, 0))
         to, of = cpasync.tma_partition(
             atom,

@@ -18,7 +18,7 @@ from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
 from fa4core.sm100.forward.source import Stride
 from fa4core.sm100.forward.spec import Spec
-from fa4core.sm100.forward.work import FIELDS, Item, Plan
+from fa4core.sm100.forward.work import FIELDS, Item, Plan, Share
 
 ROLES: dict[str, tuple[Callable[..., Any], type]] = {
     "softmax": (softmax, SoftmaxWork),
@@ -38,8 +38,8 @@ class _Table:
         return self.rows[place[0]][place[1]]
 
 
-def plan_of(blocks: Sequence[int]) -> Plan:
-    """A plan of work tiles with these numbers of key blocks, for one CTA."""
+def plan_of(spec: Spec, blocks: Sequence[int]) -> Plan:
+    """A plan of work tiles with these numbers of key blocks, for one CTA or pair of CTAs."""
     zero = Item(*[0] * FIELDS)
     items: list[tuple[int, ...]] = []
     runs: list[tuple[int, ...]] = []
@@ -48,14 +48,15 @@ def plan_of(blocks: Sequence[int]) -> Plan:
         runs += [(0, count, 0)] if count else []
         item = attrs.evolve(zero, tile=tile, first_run=first, end_run=len(runs), blocks=count)
         items.append(attrs.astuple(item))
-    return Plan(_Table(items), _Table(runs), len(items), lambda ends: Stride(0, 1))
+    share = Share(spec.tiles)  # what the protocol depends on is the same in all CTAs
+    return Plan(_Table(items), _Table(runs), len(items), lambda ends: Stride(0, 1), share)
 
 
 def programs(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    plan, tiles = plan_of(blocks), tuple(range(spec.tiles))
+    plan, tiles = plan_of(spec, blocks), tuple(range(spec.tiles))
     recorded: list[Program] = []
     for role, (function, work) in ROLES.items():
         chosen = (change or {}).get(role, function)
@@ -66,7 +67,7 @@ def programs(
 def check_forward(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
 ) -> None:
-    """Check the protocol for one CTA that works through tiles with these numbers of key blocks.
+    """Check the protocol for one CTA, or a pair, that works through tiles of these many key blocks.
 
     Raises:
         fa4core.pipeline.check.ProtocolError: With a counterexample.
