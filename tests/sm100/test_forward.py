@@ -127,7 +127,7 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
 
     refused("float32", *small(torch.float32))
     refused("head dim 20", *small(d=20))
-    refused("head dim of v 136", *small(d_v=136))
+    refused("head dim of v 264", *small(d_v=264))
     refused("split_kv", *small(), variant=Variant(schedule=split_kv(2)))
     refused("l2_sections", *small(), variant=Variant(schedule=Schedule()))
     q, k, v = small(d=64)

@@ -33,6 +33,7 @@ Tensor = torch.Tensor
 def spec_of(call: Call) -> Spec:
     """What a call's kernel is compiled for."""
     problem, program = call.problem, call.program
+    shape = SM100.forward_tile(problem.head_dim, problem.head_dim_v)
     several = max(problem.seqlens_q, default=0) > TILE
     threshold = program.rescale_threshold
     return Spec(
@@ -40,7 +41,7 @@ def spec_of(call: Call) -> Spec:
         dtype=str(problem.dtype).removeprefix("torch."),
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        tiles=2 if several else 1,
+        tiles=shape.stages if several else 1,
         exp=call.exp,
         threshold=SM100.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,

@@ -10,11 +10,12 @@ overwritten because the P V that read its alias P was issued before.
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
 
 import attrs
 
-from fa4core.pipeline.declare import How, Pipeline, Region, Role, Signal
+from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
 from fa4core.pipeline.layout import Placed, place
 from primitives.exp import Exp
 
@@ -25,7 +26,7 @@ LAST = TILE // 2 // PARTS  # columns of tensor memory of a part of P
 ANSWER_BYTES = 16  # of the work queue
 AHEAD = 2  # tiles that the work queue is asked for before the slowest role is done with its own
 
-MAX_HEAD_DIM = 128
+MAX_HEAD_DIM = 256
 
 
 @attrs.frozen(slots=False)
@@ -56,6 +57,10 @@ class Spec:
     dynamic: bool = False
     target: str = "sm100"
 
+    def __str__(self) -> str:
+        """An identifier: the DSL makes it part of the kernel's name."""
+        return f"forward_{hashlib.blake2b(repr(self).encode(), digest_size=8).hexdigest()}"
+
     @property
     def d(self) -> int:
         """Head dim of the tiles: what an MMA step of 16 divides. TMA fills it up with zeros."""
@@ -72,8 +77,8 @@ class Spec:
 
     @property
     def kv_stages(self) -> int:
-        """As many as fit beside Q, at most 6; one of K and two of V are in use at once."""
-        room = 220 * 1024 - self.tiles * TILE * self.d * 2
+        """As many as fit beside Q, at most 6; V of a block and K of the next are used at once."""
+        room = Limits().smem_bytes - 5 * 1024 - self.tiles * TILE * self.d * 2
         return min(6, room // self.kv_bytes)
 
     @property
