@@ -29,7 +29,9 @@ def correction(work: Any, plan: Any, ends: Ends):
     """Says at once that O may be overwritten, rescales it for every later block, finishes it."""
     o, p = ends.waits("o_full"), ends.posts("p_ready")
     stats, stats_free = ends.waits("stats_full"), ends.posts("stats_empty")
-    for index in range(plan.first, plan.count, plan.step):
+    source = plan.source(ends)
+    index = source.first()
+    while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
             for t in work.tiles:
@@ -58,6 +60,7 @@ def correction(work: Any, plan: Any, ends: Ends):
         else:
             for t in work.tiles:
                 work.finish_empty(item, t)
+        index = source.next(index)
 
 
 class CorrectionWork(Fixed):

@@ -33,6 +33,7 @@ Tensor = torch.Tensor
 def spec_of(call: Call) -> Spec:
     """What a call's kernel is compiled for."""
     problem, program = call.problem, call.program
+    shape = SM100.forward_tile(problem.head_dim, problem.head_dim_v)
     several = max(problem.seqlens_q, default=0) > TILE
     threshold = program.rescale_threshold
     return Spec(
@@ -40,11 +41,17 @@ def spec_of(call: Call) -> Spec:
         dtype=str(problem.dtype).removeprefix("torch."),
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        tiles=2 if several else 1,
+        tiles=shape.stages if several else 1,
         exp=call.exp,
         threshold=SM100.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
+        dynamic=schedule_of(call).source == "dynamic",
     )
+
+
+def schedule_of(call: Call) -> Schedule:
+    """The variant's choice, or the default."""
+    return call.program.schedule or Schedule()
 
 
 def emulated_forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +77,7 @@ def _forward(
     call: Call, q: Tensor, k: Tensor, v: Tensor, num_sms: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     spec, problem = spec_of(call), call.problem
-    schedule = call.program.schedule or Schedule()
+    schedule = schedule_of(call)
     assert isinstance(call.tiles, TileMap)
     items, runs = tables(problem, call.tiles, spec.tiles, schedule.order)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
@@ -82,7 +89,7 @@ def _forward(
     outputs = (out if out.dim() == 4 else out[None],)
     statistics = (t if t.dim() == 3 else t[None] for t in (lse, row_max))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    ctas = len(items) if schedule.source == "one_tile" else min(num_sms, len(items))
+    ctas = min(num_sms, len(items)) if schedule.source == "persistent" else len(items)
     arguments = (
         *(_view(t, 3) for t in (*inputs, *outputs)),
         *(_view(t, 2) for t in statistics),

@@ -24,7 +24,9 @@ def load(work: Any, plan: Any, ends: Ends):
     """Q of both tiles, then K and V block by block: K0 V0 K1 V1 ..."""
     q, q_free = ends.posts("q_full"), ends.waits("q_empty")
     kv, kv_free = ends.posts("kv_full"), ends.waits("kv_empty")
-    for index in range(plan.first, plan.count, plan.step):
+    source = plan.source(ends)
+    index = source.first()
+    while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
             for t in work.tiles:
@@ -42,6 +44,7 @@ def load(work: Any, plan: Any, ends: Ends):
                     work.load_v(item, j, kv.stage, barrier=kv.expect(work.v_bytes))
                     kv.advance()
                     kv_free.advance()
+        index = source.next(index)
 
 
 class LoadWork(Fixed):

@@ -23,7 +23,9 @@ def mma(work: Any, plan: Any, ends: Ends):
     kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
     s, o = ends.posts("s_full"), ends.posts("o_full")
     p, p_last = ends.waits("p_ready"), ends.waits("p_last")
-    for index in range(plan.first, plan.count, plan.step, unroll=1):
+    source = plan.source(ends)
+    index = source.first()
+    while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
             k = kv.take()
@@ -59,6 +61,7 @@ def mma(work: Any, plan: Any, ends: Ends):
             p_last.advance()
             kv_free.arrive(stage=v)
             q.advance()
+        index = source.next(index)
 
 
 class MmaWork(Fixed):

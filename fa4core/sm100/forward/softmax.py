@@ -34,7 +34,9 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
     s = ends.waits("s_full")
     p, p_last = ends.posts("p_ready"), ends.posts("p_last")
     stats, stats_free = ends.posts("stats_full"), ends.waits("stats_empty")
-    for index in range(plan.first, plan.count, plan.step):
+    source = plan.source(ends)
+    index = source.first()
+    while index < plan.count:
         item = plan.item(index)
         rows = work.start()
         for r in range(item.first_run, item.end_run):
@@ -62,6 +64,7 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
             work.post_rows(t, rows)
             stats.arrive(t)
             stats_free.advance()
+        index = source.next(index)
 
 
 range_of_parts = tuple(range(PARTS - 1))

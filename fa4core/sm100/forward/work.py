@@ -7,6 +7,7 @@ device a role reads a row of them at a time. No role computes a trip count or a 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from fa4core.pipeline.effects import Fixed
+from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, TileMap
 from fa4core.sm100.forward.spec import TILE
@@ -64,15 +66,14 @@ RUN_FIELDS = len(attrs.fields(Run))
 
 
 class Plan(Fixed):
-    """A role's view of the plan: work tiles `first`, `first + step`, ... below `count`.
+    """A role's view of the plan: `count` work tiles, which a work source hands out.
 
     `items` and `runs` are indexed as `table[row, field]`: device tensors, or lists of tuples in the
-    checker through `rows`.
+    checker through `rows`. `source` makes a role's end of the work source from its endpoints.
     """
 
-    def __init__(self, items: Any, runs: Any, first: Any, count: Any, step: Any):
-        self.items, self.runs = items, runs
-        self.first, self.count, self.step = first, count, step
+    def __init__(self, items: Any, runs: Any, count: Any, source: Callable[[Ends], Any]):
+        self.items, self.runs, self.count, self.source = items, runs, count, source
 
     def item(self, index: Any) -> Item:
         return Item(*(self.items[index, i] for i in range(FIELDS)))
