@@ -38,6 +38,7 @@ class Spec:
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
         negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
             is then not the scaled maximum of scores.
+        packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
         target: Name of the target.
     """
 
@@ -49,7 +50,18 @@ class Spec:
     exp: Exp = attrs.field(factory=Exp)
     threshold: float = 8.0
     negative_scale: bool = False
+    packed: int = 1
     target: str = "sm100"
+
+    @property
+    def queries(self) -> int:
+        """Of a tile."""
+        return TILE // self.packed
+
+    @property
+    def rows(self) -> int:
+        """Of a tile that are in use."""
+        return self.queries * self.packed
 
     @property
     def d(self) -> int:
