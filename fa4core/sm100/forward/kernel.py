@@ -20,7 +20,7 @@ from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
-from fa4core.sm100.forward.source import Stride
+from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import Plan
 
@@ -108,11 +108,14 @@ def forward_kernel(
     tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    plan = Plan(items, runs, cute.size(items, mode=[0]), lambda ends: Stride(first, step))
+    answers = Answers(_at(memory, spec, "answers", cutlass.Int128), cute.size(items, mode=[0]))
+    source = queue(first, lambda ends: answers) if spec.dynamic else stride(first, step)
+    plan = Plan(items, runs, answers.count, source)
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)
     is_mma, _ = role_of(pipeline, "mma", warp)
+    is_scheduler, _ = role_of(pipeline, "scheduler", warp)
     is_spare, _ = role_of(pipeline, "spare", warp)
     is_softmax, t = role_of(pipeline, "softmax", warp)
     is_correction, _ = role_of(pipeline, "correction", warp)
@@ -124,6 +127,10 @@ def forward_kernel(
             "v": (load_v, v, _panels(memory, spec, "kv", (TILE,), spec.d_v)),
         }
         load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+    if is_scheduler:
+        cute.arch.setmaxregister_decrease(registers["scheduler"])
+        if cutlass.const_expr(spec.dynamic):
+            scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
     if is_spare:
         cute.arch.setmaxregister_decrease(registers["spare"])
     if is_mma:
