@@ -23,6 +23,7 @@ from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
 from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import Plan
+from fa4core.sm100.umma import InShared, Instruction
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
@@ -40,7 +41,6 @@ class Products:
         k = sm100.make_smem_layout_b(qk, self.qk_tile, self.dtype, spec.kv_stages)
         v = sm100.make_smem_layout_b(pv, self.pv_tile, self.dtype, spec.kv_stages)
         self.k_layout, self.v_layout = self._in_ring(k), self._in_ring(v)
-        self.p_layout = sm100.make_smem_layout_a(pv, self.pv_tile, self.dtype, 1)
 
     def qk(self) -> cute.TiledMma:
         return self._mma(K_MAJOR, self.qk_tile)
@@ -206,24 +206,19 @@ def _columns(spec: Spec, tmem: cute.Pointer, name: str) -> Any:
 
 def _mma_work(spec: Spec, products: Products, tmem: cute.Pointer, q, k, v) -> MmaWork:
     qk, pv = products.qk(), products.pv()
-    tiles = range(spec.tiles)
-    s_layout = qk.make_fragment_C(qk.partition_shape_C(products.qk_tile[:2])).layout
-    o_layout = pv.make_fragment_C(pv.partition_shape_C(products.pv_tile[:2])).layout
-    s_at, p_at, o_at = (_columns(spec, tmem, name) for name in ("s", "p", "o"))
-    # the fragment's own pointer has lost where tensor memory was allocated
-    fragment = pv.make_fragment_A(cute.make_tensor(tmem, products.p_layout.outer))
-    p_layout = fragment[(None, None, None, 0)].layout
+    s, p, o = (
+        [(tmem + spec.tmem[name].at(t)).toint() for t in range(spec.tiles)]
+        for name in ("s", "p", "o")
+    )
     return MmaWork(
         spec,
-        products.qk,
-        products.pv,
-        qk.make_fragment_A(q),
-        qk.make_fragment_B(k),
-        pv.make_fragment_B(v),
-        [cute.make_tensor(s_at(t), s_layout) for t in tiles],
-        [cute.make_tensor(cute.recast_ptr(p_at(t), dtype=products.dtype), p_layout) for t in tiles],
-        [cute.make_tensor(o_at(t), o_layout) for t in tiles],
-    )
+        Instruction(TILE, TILE, products.dtype, K_MAJOR),
+        Instruction(TILE, spec.d_v, products.dtype, MN_MAJOR),
+        InShared(qk.make_fragment_A(q)),
+        InShared(qk.make_fragment_B(k)),
+        InShared(pv.make_fragment_B(v)),
+        s, p, o,
+    )  # fmt: skip
 
 
 @cute.jit
