@@ -63,9 +63,10 @@ class Signal:
 
     Attributes:
         name: Of the signal.
-        arrivals: Who arrives to complete a phase, and how. A role with copies arrives with the copy
-            that the barrier belongs to. Several entries make a merged signal.
-        waiter: The role that waits.
+        arrivals: Who arrives to complete a phase, and how. Several entries make a merged signal. Of
+            a role with copies the one that the barrier belongs to arrives, or every one if the
+            signal has a single copy.
+        waiters: The role that waits, or a tuple of roles that each wait for every phase.
         stages: Length of the ring.
         copies: Tiles.
         passed: Whether the first wait passes at once ("empty" signals start that way).
@@ -73,7 +74,7 @@ class Signal:
 
     name: str
     arrivals: tuple[tuple[str, How], ...]
-    waiter: str
+    waiters: tuple[str, ...] = attrs.field(converter=lambda w: (w,) if isinstance(w, str) else w)
     stages: int = 1
     copies: int = 1
     passed: bool = False
@@ -168,8 +169,8 @@ class Pipeline:
                 f"{self.limits.registers} exist"
             )
         for signal in self.signals:
-            for name in (*(name for name, _ in signal.arrivals), signal.waiter):
-                if self.role(name).copies not in (1, signal.copies):
+            for name in (*(name for name, _ in signal.arrivals), *signal.waiters):
+                if signal.copies > 1 and self.role(name).copies not in (1, signal.copies):
                     raise ValueError(
                         f"signal {signal.name!r} has {signal.copies} copies, role {name!r} "
                         f"{self.role(name).copies}"
@@ -196,19 +197,11 @@ class Pipeline:
             How.WARPS: lambda role: role.warps,
             How.THREADS: lambda role: role.warps * WARP,
         }
+        everyone = signal.copies == 1
         return sum(
-            per[how](self.role(name)) * self._arriving(signal, name) for name, how in signal.arrivals
+            per[how](self.role(name)) * (self.role(name).copies if everyone else 1)
+            for name, how in signal.arrivals
         )
-
-    def _arriving(self, signal: Signal, role: str) -> int:
-        """CTAs whose `role` arrives on one barrier of the signal."""
-        return self.ctas if self.reach(signal, role) == "leader" else 1
-
-    def reach(self, signal: Signal, role: str) -> Reach:
-        """On whose barriers `role` arrives; see the module."""
-        if self.ctas == 1 or self.role(role).leader == self.role(signal.waiter).leader:
-            return "own"
-        return "all" if self.role(role).leader else "leader"
 
     def barrier(self, signal: Signal) -> int:
         """Index of the signal's first barrier among all of the pipeline's."""
