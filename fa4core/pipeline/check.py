@@ -145,9 +145,8 @@ class _Simulation:
         elif event.unit == "threads":
             process.known |= bit
         else:
-            if event.slot is None:
-                raise ProtocolError(f"{process.where()}: TMA without a barrier")
-            self.barriers[event.slot].arrive(1, before | bit, process.where())
+            for slot in event.slots:
+                self.barriers[slot].arrive(1, before | bit, process.where())
 
     def access(self, access: Access, cta: int, before: int, bit: int, where: str) -> None:
         index = 0 if access.region in self.spaces[0] else 1
@@ -184,11 +183,12 @@ class _Simulation:
 
     def late_phases(self) -> None:
         for (name, number, cta), barrier in self.barriers.items():
-            phases, seen = len(barrier.phases), len(barrier.waits) - barrier.signal.passed
-            if barrier.late and (barrier.arrived or phases > max(seen, 0)):
+            waits = max((len(w) for w in barrier.waits.values()), default=0)
+            seen = max(0, waits - barrier.signal.passed)
+            if barrier.late and (barrier.arrived or len(barrier.phases) > seen):
                 raise ProtocolError(
-                    f"{name}[{number}] in CTA {cta}: {barrier.signal.waiter} does not wait for "
-                    f"phase {max(seen, 0)}, which may complete when the CTA has ended"
+                    f"{name}[{number}] in CTA {cta}: {' and '.join(barrier.signal.waiters)} ended "
+                    f"before phase {seen}, which may complete when the CTA has ended, too"
                 )
 
 

@@ -5,8 +5,8 @@ that role code holds none of them. Plain values; `layout` places them, `endpoint
 
 A pipeline may span the CTAs of a cluster: each has all roles, barriers and memory, but a role that
 is `leader` runs in the first CTA only and works for all of them. Where arrivals go follows from
-that. A signal that the leader waits for collects the arrivals of all CTAs at the leader's barrier;
-what the leader arrives on, it arrives on in all CTAs; anything else stays in its CTA.
+that. A signal that only leaders wait for collects the arrivals of all CTAs in the first one; where
+others wait too, a leader arrives in all CTAs; anything else stays in its CTA.
 """
 
 from __future__ import annotations
@@ -175,9 +175,6 @@ class Pipeline:
                         f"signal {signal.name!r} has {signal.copies} copies, role {name!r} "
                         f"{self.role(name).copies}"
                     )
-            for name, how in signal.arrivals:
-                if how is How.TMA and self.reach(signal, name) == "all":
-                    raise ValueError(f"signal {signal.name!r}: TMA reports to one CTA, not to all")
 
     def role(self, name: str) -> Role:
         return _find(self.roles, name)
@@ -199,9 +196,18 @@ class Pipeline:
         }
         everyone = signal.copies == 1
         return sum(
-            per[how](self.role(name)) * (self.role(name).copies if everyone else 1)
+            per[how](self.role(name))
+            * (self.role(name).copies if everyone else 1)
+            * (self.ctas if self.reach(signal, name) == "leader" else 1)
             for name, how in signal.arrivals
         )
+
+    def reach(self, signal: Signal, role: str) -> Reach:
+        """On whose barriers `role` arrives; see the module."""
+        to_leader = all(self.role(waiter).leader for waiter in signal.waiters)
+        if self.ctas == 1 or self.role(role).leader == to_leader:
+            return "own"
+        return "leader" if to_leader else "all"
 
     def barrier(self, signal: Signal) -> int:
         """Index of the signal's first barrier among all of the pipeline's."""

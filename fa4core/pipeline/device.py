@@ -56,9 +56,10 @@ class Barriers(Fixed):
             with cute.arch.elect_one():
                 self._commit(barrier, len(ctas))
         else:
-            # TMA of a pair of CTAs reports to the first one's barrier at this address
+            # the copies of a pair report to the first CTA's barrier by themselves
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes, ctas[0])
+                for rank in ctas:
+                    cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes, rank)
         return barrier
 
     def _ctas(self, signal: Signal, role: str) -> tuple[int | None, ...]:

@@ -51,13 +51,13 @@ class Arrive:
 
 @attrs.frozen
 class Touch:
-    """Accesses of one call in the memory of `ctas`; `slot` is what TMA reports to."""
+    """Accesses of one call in the memory of `ctas`; `slots` are what TMA reports to."""
 
     name: str
     accesses: tuple[Access, ...]
     unit: Unit
     ctas: tuple[int, ...]
-    slot: Slot | None = None
+    slots: tuple[Slot, ...] = ()
 
     def __str__(self) -> str:
         what = ", ".join(f"{a.kind} {a.region}[{a.stage}]" for a in self.accesses)
@@ -93,15 +93,17 @@ class Recorder:
     def wait(self, signal: Signal, copy: int, stage: int, phase: int) -> None:
         self.events.append(Wait(self._slot(signal, copy, stage, self.cta), phase))
 
-    def arrive(self, signal: Signal, role: str, copy: int, stage: int, nbytes: int) -> Slot:
+    def arrive(
+        self, signal: Signal, role: str, copy: int, stage: int, nbytes: int
+    ) -> tuple[Slot, ...]:
         how, warps = signal.how(role), self.pipeline.role(role).warps
-        slots = [self._slot(signal, copy, stage, cta) for cta in self._reached(signal, role)]
+        slots = tuple(self._slot(signal, copy, stage, to) for to in self._reached(signal, role))
         for slot in slots:
             if how is How.COMMIT:
                 self.events.append(Arrive(slot, 1, "mma"))
             elif how is not How.TMA:  # TMA's arrival comes with its bytes
                 self.events.append(Arrive(slot, warps if how is How.WARPS else warps * WARP))
-        return slots[0]
+        return slots
 
     def _reached(self, signal: Signal, role: str) -> tuple[int, ...]:
         every = tuple(range(self.pipeline.ctas))
@@ -127,8 +129,8 @@ class _Work:
         self._leader = leader
 
     def _ctas(self, unit: Unit) -> tuple[int, ...]:
-        """Whose memory is accessed: the tensor core works on that of all CTAs."""
-        if unit == "mma" and self._leader:
+        """Whose memory is accessed: a leader's asynchronous work is in that of all CTAs."""
+        if unit != "threads" and self._leader:
             return tuple(range(self._recorder.pipeline.ctas))
         return (self._recorder.cta,)
 
@@ -139,9 +141,9 @@ class _Work:
 
         def call(*args: Any, **kwargs: Any) -> _Anything:
             touched = effect.accesses(*args, **kwargs)
-            slot = kwargs.get("barrier") if effect.unit == "tma" else None
+            slots = kwargs["barrier"] if effect.unit == "tma" else ()
             ctas = self._ctas(effect.unit)
-            self._recorder.events.append(Touch(name, touched, effect.unit, ctas, slot))
+            self._recorder.events.append(Touch(name, touched, effect.unit, ctas, slots))
             return _Anything()
 
         return call
@@ -150,7 +152,7 @@ class _Work:
 def effects_of(work: type, ends: Ends) -> Any:
     """A stand-in for `work` that records where `ends` do: for what roles have besides their own."""
     assert isinstance(ends.barriers, Recorder)
-    return _Work(work, ends.barriers, ())
+    return _Work(work, ends.barriers, (), leader=False)
 
 
 def undecorated(function: Callable[..., Any]) -> FunctionType:

@@ -22,11 +22,15 @@ from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
 from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import TILE, Spec
-from fa4core.sm100.forward.work import Plan
+from fa4core.sm100.forward.work import Plan, Share
 from fa4core.sm100.umma import InShared, Instruction
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
+
+
+def group(spec: Spec) -> tcgen05.CtaGroup:
+    return tcgen05.CtaGroup.ONE if spec.ctas == 1 else tcgen05.CtaGroup.TWO
 
 
 class Products:
@@ -35,7 +39,9 @@ class Products:
     def __init__(self, spec: Spec):
         self.spec = spec
         self.dtype = _DTYPES[spec.dtype]
-        self.qk_tile, self.pv_tile = (TILE, TILE, spec.d), (TILE, spec.d_v, TILE)
+        rows = TILE * spec.ctas
+        self.qk_tile, self.pv_tile = (rows, TILE, spec.d), (rows, spec.d_v, TILE)
+        self.group = group(spec)
         qk, pv = self.qk(), self.pv()
         self.q_layout = sm100.make_smem_layout_a(qk, self.qk_tile, self.dtype, spec.tiles)
         k = sm100.make_smem_layout_b(qk, self.qk_tile, self.dtype, spec.kv_stages)
@@ -110,9 +116,11 @@ def forward_kernel(
     tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    answers = Answers(_at(memory, spec, "answers", cutlass.Int128), cute.size(items, mode=[0]))
-    source = queue(first, lambda ends: answers) if spec.dynamic else stride(first, step)
-    plan = Plan(items, runs, answers.count, source)
+    count = cute.size(items, mode=[0])
+    answers = Answers(_at(memory, spec, "answers", cutlass.Int128), count, spec.ctas)
+    begin, step = first // spec.ctas, step // spec.ctas
+    source = queue(begin, lambda ends: answers) if spec.dynamic else stride(begin, step)
+    plan = Plan(items, runs, count, source, Share(spec.tiles, cta, spec.ctas))
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)
@@ -125,14 +133,15 @@ def forward_kernel(
         cute.arch.setmaxregister_decrease(registers["load"])
         operands = {
             "q": (load_q, q, _panels(memory, spec, "q", views.q_rows(spec), spec.d)),
-            "k": (load_k, k, _panels(memory, spec, "kv", (TILE,), spec.d)),
-            "v": (load_v, v, _panels(memory, spec, "kv", (TILE,), spec.d_v)),
+            "k": (load_k, k, _panels(memory, spec, "kv", (spec.keys,), spec.d, spec.keys)),
+            "v": (load_v, v, _panels(memory, spec, "kv", (TILE,), spec.columns)),
         }
-        load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+        load(LoadWork(spec, operands, cta), plan, Ends(pipeline, "load", barriers))
     if is_scheduler:
         cute.arch.setmaxregister_decrease(registers["scheduler"])
         if cutlass.const_expr(spec.dynamic):
-            scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
+            if cta == LEADER:
+                scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
     if is_spare:
         cute.arch.setmaxregister_decrease(registers["spare"])
     if is_mma:
@@ -182,10 +191,11 @@ def _operand(
 
 
 def _panels(
-    memory: cute.Pointer, spec: Spec, name: str, rows: tuple[int, ...], columns: int
+    memory: cute.Pointer, spec: Spec, name: str, rows: tuple[int, ...], columns: int,
+    height: int = TILE,
 ) -> cute.Tensor:
     """A region's tiles as TMA fills them; the last mode is the stage."""
-    region, layout = spec.smem[name], views.box(rows, columns)
+    region, layout = spec.smem[name], views.box(rows, columns, height)
     dtype = _DTYPES[spec.dtype]
     stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
     pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns), dtype=dtype)
@@ -224,8 +234,8 @@ def _mma_work(spec: Spec, products: Products, tmem: cute.Pointer, q, k, v) -> Mm
     )
     return MmaWork(
         spec,
-        Instruction(TILE, TILE, products.dtype, K_MAJOR),
-        Instruction(TILE, spec.d_v, products.dtype, MN_MAJOR),
+        Instruction(*products.qk_tile[:2], products.dtype, K_MAJOR, spec.ctas),
+        Instruction(*products.pv_tile[:2], products.dtype, MN_MAJOR, spec.ctas),
         InShared(qk.make_fragment_A(q)),
         InShared(qk.make_fragment_B(k)),
         InShared(pv.make_fragment_B(v)),
@@ -250,15 +260,15 @@ def forward(
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
     heads, rows); items and runs: see `work.tables`."""
-    by_tma = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    by_tma = cpasync.CopyBulkTensorTileG2SOp(group(spec))
 
-    def atom(view: cute.Tensor, rows: tuple[int, ...], columns: int) -> tuple:
-        layout = views.swizzled(views.box(rows, columns), columns)
+    def atom(view: cute.Tensor, rows: tuple[int, ...], columns: int, height: int = TILE) -> tuple:
+        layout = views.swizzled(views.box(rows, columns, height), columns)
         return cpasync.make_tiled_tma_atom(by_tma, view, layout, (*rows, columns))
 
     load_q, g_q = atom(views.queries(q, spec), views.q_rows(spec), spec.d)
-    load_k, g_k = atom(views.keys(k), (TILE,), spec.d)
-    load_v, g_v = atom(views.keys(v), (TILE,), spec.d_v)
+    load_k, g_k = atom(views.keys(k), (spec.keys,), spec.d, spec.keys)
+    load_v, g_v = atom(views.keys(v), (TILE,), spec.columns)
     rows = views.by_rows(out)
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)

@@ -36,7 +36,8 @@ def spec_of(call: Call) -> Spec:
     problem, program = call.problem, call.program
     shape = SM100.forward_tile(problem.head_dim, problem.head_dim_v)
     heads = packing(program, problem)
-    several = max(problem.seqlens_q, default=0) > TILE // heads
+    ctas = schedule_of(call).ctas
+    several = max(problem.seqlens_q, default=0) > TILE // heads * ctas
     threshold = program.rescale_threshold
     return Spec(
         graph=program.graph.dump(),
@@ -86,7 +87,7 @@ def _forward(
     rows, tiles = problem, call.tiles
     if spec.packed > 1:
         rows, tiles = packed(call.program, problem, spec.packed)
-    items, runs = tables(rows, tiles, spec.tiles, schedule.order)
+    items, runs = tables(rows, tiles, spec.side, schedule.order)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
     by_row = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     lse, row_max = (q.new_full(by_row, -torch.inf, dtype=torch.float32) for _ in range(2))
@@ -96,7 +97,9 @@ def _forward(
     outputs = (out if out.dim() == 4 else out[None],)
     statistics = (t if t.dim() == 3 else t[None] for t in (lse, row_max))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    ctas = min(num_sms, len(items)) if schedule.source == "persistent" else len(items)
+    clusters = len(items)
+    if schedule.source == "persistent":
+        clusters = min(max(1, num_sms // spec.ctas), clusters)
     arguments = (
         *(_view(t, 3) for t in (*inputs, *outputs)),
         *(_view(t, 2) for t in statistics),

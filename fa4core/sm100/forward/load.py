@@ -54,13 +54,15 @@ class LoadWork(Fixed):
     Attributes:
         operands: "q", "k", "v" to (copy atom, view of global memory, shared memory), as `kernel`
             makes them; the last mode of shared memory is the stage.
+        cta: Rank of the CTA among those that share the keys: it loads its share of K's rows and of
+            V's columns.
     """
 
-    def __init__(self, spec: Spec, operands: dict[str, tuple]):
-        self.spec, self.operands = spec, operands
+    def __init__(self, spec: Spec, operands: dict[str, tuple], cta: Any):
+        self.spec, self.operands, self.cta = spec, operands, cta
         self.tiles = tuple(range(spec.tiles))
-        self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, TILE * spec.d * 2
-        self.v_bytes = TILE * spec.d_v * 2
+        self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, spec.keys * spec.d * 2
+        self.v_bytes = TILE * spec.columns * 2
 
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
@@ -71,19 +73,21 @@ class LoadWork(Fixed):
 
     @touches(lambda item, j, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_k(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("k", item, j, self.spec.d, stage, barrier)
+        first = j * TILE + self.cta * self.spec.keys
+        self._copy_keys("k", item, (first, 0), (self.spec.keys, self.spec.d), stage, barrier)
 
     @touches(lambda item, j, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_v(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("v", item, j, self.spec.d_v, stage, barrier)
+        first = j * TILE, self.cta * self.spec.columns
+        self._copy_keys("v", item, first, (TILE, self.spec.columns), stage, barrier)
 
     def _copy_keys(
-        self, name: str, item: Any, j: Any, columns: int, stage: Any, barrier: Any
+        self, name: str, item: Any, first: tuple, shape: tuple, stage: Any, barrier: Any
     ) -> None:
         _, source, _ = self.operands[name]
         there = source[(None, None, item.h_kv, item.b_k, item.start_k + item.seqlen_k)]
-        first = source.shape[0] - item.seqlen_k + j * TILE
-        self._copy(name, there, (first, 0), (TILE, columns), stage, barrier)
+        row, column = source.shape[0] - item.seqlen_k + first[0], first[1]
+        self._copy(name, there, (row, column), shape, stage, barrier)
 
     def _copy(
         self, name: str, there: cute.Tensor, first: tuple, shape: tuple, stage: Any, barrier: Any

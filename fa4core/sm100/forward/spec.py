@@ -91,6 +91,16 @@ class Spec:
         return -(-self.head_dim_v // step) * step
 
     @property
+    def keys(self) -> int:
+        """Rows of K that a CTA holds of a tile."""
+        return TILE // self.ctas
+
+    @property
+    def columns(self) -> int:
+        """Columns of V that a CTA holds."""
+        return self.d_v // self.ctas
+
+    @property
     def side(self) -> int:
         """Query tiles of a work tile."""
         return self.tiles * self.ctas
@@ -129,7 +139,8 @@ class Spec:
                 Role("correction", 4 * tiles, 4, registers=64),
                 Role("mma", 4 * tiles + 4, 1, registers=64, leader=True),
                 Role("load", 4 * tiles + 5, 1, registers=64),
-                Role("scheduler", 4 * tiles + 6, 1, registers=64),  # idle without a queue
+                # idle without a queue
+                Role("scheduler", 4 * tiles + 6, 1, registers=64, leader=True),
                 Role("spare", 4 * tiles + 7, 1, registers=64),  # fills the warpgroup
             ),
             signals=(
