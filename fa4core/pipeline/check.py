@@ -5,8 +5,9 @@ order in which they run: one simulation decides. Each access carries the set of 
 that happen before it (as bits of an integer), through program order, barrier phases, and the
 tensor core's order of issue. Two accesses of overlapping memory, one of them a write, must be
 ordered. A phase of a barrier must not complete before the waiter has seen the one before it, or it
-would be missed. A phase that the tensor core, TMA or another CTA completes must be waited for, or
-it might complete when the CTA has ended already. Plain Python; knows no kernel.
+would be missed. A phase to which the tensor core or TMA arrives must be waited for, or that might
+happen when the CTA has ended; threads arrive before the barrier behind all roles. Plain Python;
+knows no kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ class ProtocolError(AssertionError):
 class _Barrier:
     signal: Signal
     count: int
-    late: bool  # arrivals may be under way when the roles of this CTA have ended
     arrived: int = 0
     known: int = 0  # what happens before the phase that is being completed
     phases: list[int] = attrs.field(factory=list)  # the same of every completed one
@@ -77,7 +77,7 @@ class _Simulation:
     def __init__(self, pipeline: Pipeline, programs: list[Program]):
         self.processes = [_Process(p) for p in programs]
         self.barriers = {
-            (signal.name, i, cta): _Barrier(signal, pipeline.count(signal), _late(pipeline, signal))
+            (signal.name, i, cta): _Barrier(signal, pipeline.count(signal))
             for signal in pipeline.signals
             for i in range(signal.barriers)
             for cta in range(pipeline.ctas)
@@ -183,20 +183,14 @@ class _Simulation:
 
     def late_phases(self) -> None:
         for (name, number, cta), barrier in self.barriers.items():
+            late = any(how in (How.COMMIT, How.TMA) for _, how in barrier.signal.arrivals)
             waits = max((len(w) for w in barrier.waits.values()), default=0)
             seen = max(0, waits - barrier.signal.passed)
-            if barrier.late and (barrier.arrived or len(barrier.phases) > seen):
+            if late and (barrier.arrived or len(barrier.phases) > seen):
                 raise ProtocolError(
                     f"{name}[{number}] in CTA {cta}: {' and '.join(barrier.signal.waiters)} ended "
                     f"before phase {seen}, which may complete when the CTA has ended, too"
                 )
-
-
-def _late(pipeline: Pipeline, signal: Signal) -> bool:
-    return any(
-        how in (How.COMMIT, How.TMA) or pipeline.reach(signal, role) != "own"
-        for role, how in signal.arrivals
-    )
 
 
 def check(pipeline: Pipeline, programs: list[Program]) -> None:
