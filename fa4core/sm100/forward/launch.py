@@ -12,6 +12,7 @@ from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
 from fa4core.prepared import Skeleton
 from fa4core.reference.tiled import Call
+from fa4core.sm100.forward.coordinates import packed, packing
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import tables
 from primitives.schedule import Schedule
@@ -23,7 +24,8 @@ def spec_of(call: Call, target: str) -> Spec:
     """What a call's kernel is compiled for."""
     problem, program, hardware = call.problem, call.program, planned(target)
     shape = hardware.forward_tile(problem.head_dim, problem.head_dim_v)
-    several = max(problem.seqlens_q, default=0) > TILE
+    heads = packing(program, problem)
+    several = max(problem.seqlens_q, default=0) > TILE // heads
     threshold = program.rescale_threshold
     return Spec(
         graph=program.graph.dump(),
@@ -34,19 +36,29 @@ def spec_of(call: Call, target: str) -> Spec:
         exp=call.exp,
         threshold=hardware.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
+        packed=heads,
+        dynamic=schedule_of(call).source == "dynamic",
         target=target,
     )
 
 
+def schedule_of(call: Call) -> Schedule:
+    """The variant's choice, or the default."""
+    return call.program.schedule or Schedule()
+
+
 def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
     """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
-    schedule = call.program.schedule or Schedule()
+    schedule = schedule_of(call)
     assert isinstance(call.tiles, TileMap)
-    items, runs = tables(call.problem, call.tiles, spec.tiles, schedule.order)
+    problem, tiles = call.problem, call.tiles
+    if spec.packed > 1:
+        problem, tiles = packed(call.program, problem, spec.packed)
+    items, runs = tables(problem, tiles, spec.tiles, schedule.order)
     if not len(items):
         return None
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    ctas = len(items) if schedule.source == "one_tile" else min(sms, len(items))
+    ctas = min(sms, len(items)) if schedule.source == "persistent" else len(items)
     return items, runs, captured, float(call.scale), ctas
 
 
