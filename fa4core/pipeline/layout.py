@@ -63,9 +63,10 @@ def describe(pipeline: Pipeline) -> str:
     lines.append("signal       barriers  arrivals  by -> waiter")
     for signal in pipeline.signals:
         by = " + ".join(f"{name} ({how.name.lower()})" for name, how in signal.arrivals)
+        to = " + ".join(signal.waiters)
         shape = f"{signal.copies} x {signal.stages}"
         count = pipeline.count(signal)
-        lines.append(f"  {signal.name:<10} {shape:>8} {count:>8}   {by} -> {signal.waiter}")
+        lines.append(f"  {signal.name:<10} {shape:>8} {count:>8}   {by} -> {to}")
     for title, regions, limit, unit in (
         ("shared memory", pipeline.smem, pipeline.limits.smem_bytes, "bytes"),
         ("tensor memory", pipeline.tmem, pipeline.limits.tmem_columns, "columns"),

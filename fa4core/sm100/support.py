@@ -34,8 +34,6 @@ def _schedule(program: Program) -> str | None:
         return None
     if s.coordinates != "heads":
         return f"schedule coordinates={s.coordinates!r} is not supported yet; use 'heads'"
-    if s.source == "dynamic":
-        return "schedule source='dynamic' is not supported yet; use 'one_tile' or 'persistent'"
     if s.order == "batch_sorted":
         return "schedule order='batch_sorted' is not supported yet; use 'longest_first'"
     if s.l2_sections:

@@ -129,7 +129,6 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
     refused("head dim 20", *small(d=20))
     refused("head dim of v 264", *small(d_v=264))
     refused("split_kv", *small(), variant=Variant(schedule=split_kv(2)))
-    refused("dynamic", *small(), variant=Variant(schedule=Schedule(source="dynamic")))
     refused("l2_sections", *small(), variant=Variant(schedule=Schedule()))
     q, k, v = small(d=64)
     refused("contiguous", q.expand(1, 20, 4, 64), k, v)
@@ -154,7 +153,7 @@ def test_schedules_change_the_order_only() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 300, 2, 64, dtype=torch.bfloat16) for _ in range(3))
     results = []
-    for source in ("one_tile", "persistent"):
+    for source in ("one_tile", "persistent", "dynamic"):
         for order in ("in_order", "shortest_first"):
             chosen = Variant(schedule=Schedule(source=source, order=order, l2_sections=False))
             results.append(attention(q, k, v, chosen, backend="emulator"))

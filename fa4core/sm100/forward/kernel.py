@@ -19,9 +19,10 @@ from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
-from fa4core.sm100.forward.source import Stride
+from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import Plan
+from fa4core.sm100.umma import InShared, Instruction
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
@@ -38,7 +39,6 @@ class Products:
         k = sm100.make_smem_layout_b(qk, self.qk_tile, self.dtype, spec.kv_stages)
         v = sm100.make_smem_layout_b(pv, self.pv_tile, self.dtype, spec.kv_stages)
         self.k_layout, self.v_layout = self._in_ring(k), self._in_ring(v)
-        self.p_layout = sm100.make_smem_layout_a(pv, self.pv_tile, self.dtype, 1)
 
     def qk(self) -> cute.TiledMma:
         return self._mma(K_MAJOR, self.qk_tile)
@@ -105,12 +105,15 @@ def forward_kernel(
     tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    plan = Plan(items, runs, cute.size(items, mode=[0]), lambda ends: Stride(first, step))
+    answers = Answers(_at(memory, spec, "answers", cutlass.Int128), cute.size(items, mode=[0]))
+    source = queue(first, lambda ends: answers) if spec.dynamic else stride(first, step)
+    plan = Plan(items, runs, answers.count, source)
     mods = Mods(spec, captured)
     qk, pv = products.qk(), products.pv()
 
     is_load, _ = role_of(pipeline, "load", warp)
     is_mma, _ = role_of(pipeline, "mma", warp)
+    is_scheduler, _ = role_of(pipeline, "scheduler", warp)
     is_spare, _ = role_of(pipeline, "spare", warp)
     is_softmax, t = role_of(pipeline, "softmax", warp)
     is_correction, _ = role_of(pipeline, "correction", warp)
@@ -122,6 +125,10 @@ def forward_kernel(
             "v": (load_v, v, s_v, pv.get_slice(0).partition_B),
         }
         load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+    if is_scheduler:
+        cute.arch.setmaxregister_decrease(registers["scheduler"])
+        if cutlass.const_expr(spec.dynamic):
+            scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
     if is_spare:
         cute.arch.setmaxregister_decrease(registers["spare"])
     if is_mma:
@@ -167,24 +174,19 @@ def _columns(spec: Spec, tmem: cute.Pointer, name: str) -> Any:
 
 def _mma_work(spec: Spec, products: Products, tmem: cute.Pointer, q, k, v) -> MmaWork:
     qk, pv = products.qk(), products.pv()
-    tiles = range(spec.tiles)
-    s_layout = qk.make_fragment_C(qk.partition_shape_C(products.qk_tile[:2])).layout
-    o_layout = pv.make_fragment_C(pv.partition_shape_C(products.pv_tile[:2])).layout
-    s_at, p_at, o_at = (_columns(spec, tmem, name) for name in ("s", "p", "o"))
-    # the fragment's own pointer has lost where tensor memory was allocated
-    fragment = pv.make_fragment_A(cute.make_tensor(tmem, products.p_layout.outer))
-    p_layout = fragment[(None, None, None, 0)].layout
+    s, p, o = (
+        [(tmem + spec.tmem[name].at(t)).toint() for t in range(spec.tiles)]
+        for name in ("s", "p", "o")
+    )
     return MmaWork(
         spec,
-        products.qk,
-        products.pv,
-        qk.make_fragment_A(q),
-        qk.make_fragment_B(k),
-        pv.make_fragment_B(v),
-        [cute.make_tensor(s_at(t), s_layout) for t in tiles],
-        [cute.make_tensor(cute.recast_ptr(p_at(t), dtype=products.dtype), p_layout) for t in tiles],
-        [cute.make_tensor(o_at(t), o_layout) for t in tiles],
-    )
+        Instruction(TILE, TILE, products.dtype, K_MAJOR),
+        Instruction(TILE, spec.d_v, products.dtype, MN_MAJOR),
+        InShared(qk.make_fragment_A(q)),
+        InShared(qk.make_fragment_B(k)),
+        InShared(pv.make_fragment_B(v)),
+        s, p, o,
+    )  # fmt: skip
 
 
 def _shifted(tensor: cute.Tensor, order: tuple[int, int, int, int]) -> cute.Tensor:

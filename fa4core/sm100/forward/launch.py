@@ -45,7 +45,13 @@ def spec_of(call: Call) -> Spec:
         exp=call.exp,
         threshold=SM100.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
+        dynamic=schedule_of(call).source == "dynamic",
     )
+
+
+def schedule_of(call: Call) -> Schedule:
+    """The variant's choice, or the default."""
+    return call.program.schedule or Schedule()
 
 
 def emulated_forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +77,7 @@ def _forward(
     call: Call, q: Tensor, k: Tensor, v: Tensor, num_sms: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     spec, problem = spec_of(call), call.problem
-    schedule = call.program.schedule or Schedule()
+    schedule = schedule_of(call)
     assert isinstance(call.tiles, TileMap)
     items, runs = tables(problem, call.tiles, spec.tiles, schedule.order)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
@@ -83,7 +89,7 @@ def _forward(
     outputs = (out if out.dim() == 4 else out[None],)
     statistics = (t if t.dim() == 3 else t[None] for t in (lse, row_max))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    ctas = len(items) if schedule.source == "one_tile" else min(num_sms, len(items))
+    ctas = min(num_sms, len(items)) if schedule.source == "persistent" else len(items)
     arguments = (
         *(_view(t, 3) for t in (*inputs, *outputs)),
         *(_view(t, 2) for t in statistics),
