@@ -25,7 +25,7 @@ class Runs:
     kind: np.ndarray
 
 
-def _assemble(
+def assemble(
     row: np.ndarray, start: np.ndarray, end: np.ndarray, kind: np.ndarray, rows: int
 ) -> Runs:
     """Runs from pieces in order of row and start, adjacent pieces of one kind joined."""
@@ -50,7 +50,7 @@ def merge(rectangles: Rectangles, first_row: np.ndarray) -> Runs:
     start = rectangles.j[piece]
     order = np.argsort(row << 32 | start)
     piece = piece[order]
-    return _assemble(
+    return assemble(
         row[order],
         start[order],
         rectangles.j_end[piece],
@@ -74,7 +74,7 @@ def transpose(runs: Runs, first_row: np.ndarray, first_column: np.ndarray) -> Ru
     group = np.searchsorted(first_column, column, side="right") - 1
     end[last] = np.diff(first_row)[group[last]]
     keep = kind != EMPTY
-    return _assemble(column[keep], row[keep], end[keep], kind[keep], int(first_column[-1]))
+    return assemble(column[keep], row[keep], end[keep], kind[keep], int(first_column[-1]))
 
 
 def _changes(
