@@ -36,8 +36,6 @@ def _schedule(program: Program) -> str | None:
         return f"schedule coordinates={s.coordinates!r} is not supported yet; use 'heads'"
     if s.order == "batch_sorted":
         return "schedule order='batch_sorted' is not supported yet; use 'longest_first'"
-    if s.l2_sections:
-        return "a schedule with l2_sections is not supported yet; pass l2_sections=False"
     return None
 
 

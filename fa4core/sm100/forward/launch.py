@@ -17,7 +17,7 @@ from fa4core.plan.target import SM100
 from fa4core.plan.tiles import TileMap
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.spec import TILE, Spec
-from fa4core.sm100.forward.work import tables
+from fa4core.sm100.forward.tables import tables
 from primitives.schedule import Schedule
 
 import_dsl()
@@ -79,7 +79,7 @@ def _forward(
     spec, problem = spec_of(call), call.problem
     schedule = schedule_of(call)
     assert isinstance(call.tiles, TileMap)
-    items, runs = tables(problem, call.tiles, spec.tiles, schedule.order)
+    items, runs = tables(problem, call.tiles, spec.tiles, schedule)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     lse, row_max = (q.new_full(rows, -torch.inf, dtype=torch.float32) for _ in range(2))
