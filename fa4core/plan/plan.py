@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from fa4core.plan import makespan, roofline
+from fa4core.plan.groups import any_of_group
 from fa4core.plan.makespan import Estimate, Workload, WorkTiles
 from fa4core.plan.problem import Problem
 from fa4core.plan.roofline import Terms, Work, work_of
@@ -21,7 +22,7 @@ from fa4core.plan.target import SM100, Target, TileShape, target
 from fa4core.plan.tiles import FULL, PARTIAL, TileMap, tile_map
 from fa4core.variant import Variant
 from primitives.exp import Exp
-from primitives.expr import Node, algebra, substitute
+from primitives.expr import Node
 from primitives.schedule import Schedule
 
 
@@ -176,7 +177,7 @@ class Plan:
         if not packed:
             across = self._map(self.variant.graph.mask, rows, shape.k)
             return _work_tiles(across, p.heads_q, costs, p.group)
-        mask = _of_group(self.variant.graph.mask, p.group)
+        mask = any_of_group(self.variant.graph.mask, p.group)
         across = self._map(mask, max(1, rows // p.group), shape.k, heads=p.heads_kv)
         return _work_tiles(across, p.heads_kv, costs)
 
@@ -235,7 +236,7 @@ class Plan:
     def _keys_read(self) -> int:
         """Keys, over all KV heads, that any query of their group attends to."""
         p = self.problem
-        mask = _of_group(self.variant.graph.mask, p.group)
+        mask = any_of_group(self.variant.graph.mask, p.group)
         shape = self.forward_tile
         across = self._map(mask, shape.q, shape.k, heads=p.heads_kv).transpose()
         lengths = np.repeat(p.seqlens_k, [across.tiles_q(b) * p.heads_kv for b in range(p.batch)])
@@ -280,15 +281,6 @@ def plan(
         stride_classes: Of q, k and v, where the tensors are known.
     """
     return Plan(variant, problem, target(on), tuple(stride_classes))
-
-
-def _of_group(mask: Node, group: int) -> Node:
-    """The mask of a KV head: whether any query head of its group attends."""
-    if group == 1 or "h" not in mask.free:
-        return mask
-    head = algebra.var("h")
-    heads = [algebra.add(algebra.mul(head, group), i) for i in range(group)]
-    return algebra.logical_or(*(substitute([mask], {head: h})[0] for h in heads))
 
 
 def _indices(tiles: TileMap, heads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -92,6 +92,11 @@ class TileMap:
             np.subtract.at(kinds, (row, end), kind)
         return np.cumsum(kinds, axis=1, dtype=np.int8)[:, :columns]
 
+    @property
+    def stored_map(self) -> np.ndarray:
+        """(batch, heads): number of the map that a sequence and head use; equal ones share one."""
+        return self._group
+
     def counts(self) -> dict[int, int]:
         """How many (query tile, key tile) pairs are of each kind, over all batch and heads."""
         uses = np.bincount(self._group.reshape(-1), minlength=len(self._first_row) - 1)

@@ -10,11 +10,11 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
+from emulated import execute
+
 from fa4core import Variant, attention
-from fa4core.emulator.session import emulator
 from fa4core.sm100.forward import launch
-from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
-from fa4core.testing.check import by_backend
+from fa4core.testing import LayoutSpec, Shape
 
 FIXED, SEQUSED, VARLEN = LayoutSpec(), LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 
@@ -24,18 +24,6 @@ SHAPES = {
     "padded": (Shape((300, 0, 5, 140), (257, 40, 0, 128), 2, 1, 64, 64), SEQUSED),
     "packed": (Shape((130, 0, 260), (300, 100, 1), 2, 2, 64, 64), VARLEN),
 }
-
-
-def execute(
-    variant: str, shape: Shape, layout: LayoutSpec = FIXED, *, dtype: str = "bfloat16",
-    seed: int = 0, num_sms: int = 2, scale: float | None = None, **rest,
-) -> None:  # fmt: skip
-    """Run a case in the emulator and compare output, LSE and row maximum with the oracle."""
-    case = Case(variant, shape, layout, dtype=dtype, seed=seed, **rest)
-    inputs = case.inputs()
-    with emulator(target="sm100", seed=seed, detect="all", num_sms=num_sms, record=False):
-        results = run(by_backend("emulator"), inputs, scale=scale, backward=False)
-    assert_close_to_oracle(results, inputs, scale=scale, context=str(case))
 
 
 @pytest.mark.parametrize("name", SHAPES)

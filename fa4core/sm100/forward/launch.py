@@ -16,6 +16,7 @@ from fa4core.emulator.session import compile_for_emulator, current_session, emul
 from fa4core.plan.target import SM100
 from fa4core.plan.tiles import TileMap
 from fa4core.reference.tiled import Call
+from fa4core.sm100.forward.coordinates import packed, packing
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.tables import tables
 from primitives.schedule import Schedule
@@ -34,7 +35,8 @@ def spec_of(call: Call) -> Spec:
     """What a call's kernel is compiled for."""
     problem, program = call.problem, call.program
     shape = SM100.forward_tile(problem.head_dim, problem.head_dim_v)
-    several = max(problem.seqlens_q, default=0) > TILE
+    heads = packing(program, problem)
+    several = max(problem.seqlens_q, default=0) > TILE // heads
     threshold = program.rescale_threshold
     return Spec(
         graph=program.graph.dump(),
@@ -45,6 +47,7 @@ def spec_of(call: Call) -> Spec:
         exp=call.exp,
         threshold=SM100.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
+        packed=heads,
         dynamic=schedule_of(call).source == "dynamic",
     )
 
@@ -79,10 +82,13 @@ def _forward(
     spec, problem = spec_of(call), call.problem
     schedule = schedule_of(call)
     assert isinstance(call.tiles, TileMap)
-    items, runs = tables(problem, call.tiles, spec.tiles, schedule)
+    rows, tiles = problem, call.tiles
+    if spec.packed > 1:
+        rows, tiles = packed(call.program, problem, spec.packed)
+    items, runs = tables(rows, tiles, spec.tiles, schedule)
     out = q.new_zeros((*q.shape[:-1], problem.head_dim_v))
-    rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    lse, row_max = (q.new_full(rows, -torch.inf, dtype=torch.float32) for _ in range(2))
+    by_row = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    lse, row_max = (q.new_full(by_row, -torch.inf, dtype=torch.float32) for _ in range(2))
     if not len(items):
         return out, lse, row_max
     inputs = (_loadable(t if t.dim() == 4 else t[None]) for t in (q, k, v))

@@ -42,6 +42,7 @@ class Spec:
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
         negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
             is then not the scaled maximum of scores.
+        packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
         dynamic: Whether work tiles come from a queue and not from a list known at launch.
         target: Name of the target.
     """
@@ -54,12 +55,23 @@ class Spec:
     exp: Exp = attrs.field(factory=Exp)
     threshold: float = 8.0
     negative_scale: bool = False
+    packed: int = 1
     dynamic: bool = False
     target: str = "sm100"
 
     def __str__(self) -> str:
         """An identifier: the DSL makes it part of the kernel's name."""
         return f"forward_{hashlib.blake2b(repr(self).encode(), digest_size=8).hexdigest()}"
+
+    @property
+    def queries(self) -> int:
+        """Of a tile."""
+        return TILE // self.packed
+
+    @property
+    def rows(self) -> int:
+        """Of a tile that are in use."""
+        return self.queries * self.packed
 
     @property
     def d(self) -> int:
