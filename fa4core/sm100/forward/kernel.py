@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
@@ -234,6 +235,7 @@ def forward(
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
+    stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
@@ -253,4 +255,6 @@ def forward(
     ]
     forward_kernel(
         spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, captured, scale
-    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)
+    ).launch(
+        grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
+    )
