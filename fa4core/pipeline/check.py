@@ -28,7 +28,8 @@ class _Barrier:
     arrived: int = 0
     known: int = 0  # what happens before the phase that is being completed
     phases: list[int] = attrs.field(factory=list)  # the same of every completed one
-    waits: list[tuple[int, str]] = attrs.field(factory=list)  # bits and places of the waits seen
+    # bits and places of the waits seen, by the program that waited
+    waits: dict[str, list[tuple[int, str]]] = attrs.field(factory=dict)
 
     def arrive(self, weight: int, known: int, where: str) -> None:
         self.arrived += weight
@@ -123,7 +124,7 @@ class _Simulation:
             process.known |= barrier.phases[number]
         bit = self.new_bit()
         process.known |= bit
-        barrier.waits.append((bit, process.where()))
+        barrier.waits.setdefault(process.program.name, []).append((bit, process.where()))
         return True
 
     def touch(self, process: _Process, event: Touch) -> None:
@@ -165,12 +166,13 @@ class _Simulation:
 
     def missed_phases(self) -> None:
         for barrier in self.barriers.values():
-            for number, (bit, where) in enumerate(barrier.waits, start=-barrier.signal.passed):
-                after = number + 1
-                if after < len(barrier.phases) and not barrier.phases[after] & bit:
-                    raise ProtocolError(
-                        f"{where}: phase {after} may complete before phase {number} is seen"
-                    )
+            for waits in barrier.waits.values():
+                for number, (bit, where) in enumerate(waits, start=-barrier.signal.passed):
+                    after = number + 1
+                    if after < len(barrier.phases) and not barrier.phases[after] & bit:
+                        raise ProtocolError(
+                            f"{where}: phase {after} may complete before phase {number} is seen"
+                        )
 
 
 def check(pipeline: Pipeline, programs: list[Program]) -> None:

@@ -53,9 +53,10 @@ class Signal:
 
     Attributes:
         name: Of the signal.
-        arrivals: Who arrives to complete a phase, and how. A role with copies arrives with the copy
-            that the barrier belongs to. Several entries make a merged signal.
-        waiter: The role that waits.
+        arrivals: Who arrives to complete a phase, and how. Several entries make a merged signal. Of
+            a role with copies the one that the barrier belongs to arrives, or every one if the
+            signal has a single copy.
+        waiters: The role that waits, or a tuple of roles that each wait for every phase.
         stages: Length of the ring.
         copies: Tiles.
         passed: Whether the first wait passes at once ("empty" signals start that way).
@@ -63,7 +64,7 @@ class Signal:
 
     name: str
     arrivals: tuple[tuple[str, How], ...]
-    waiter: str
+    waiters: tuple[str, ...] = attrs.field(converter=lambda w: (w,) if isinstance(w, str) else w)
     stages: int = 1
     copies: int = 1
     passed: bool = False
@@ -151,8 +152,8 @@ class Pipeline:
                 f"{self.limits.registers} exist"
             )
         for signal in self.signals:
-            for name in (*(name for name, _ in signal.arrivals), signal.waiter):
-                if self.role(name).copies not in (1, signal.copies):
+            for name in (*(name for name, _ in signal.arrivals), *signal.waiters):
+                if signal.copies > 1 and self.role(name).copies not in (1, signal.copies):
                     raise ValueError(
                         f"signal {signal.name!r} has {signal.copies} copies, role {name!r} "
                         f"{self.role(name).copies}"
@@ -176,7 +177,11 @@ class Pipeline:
             How.WARPS: lambda role: role.warps,
             How.THREADS: lambda role: role.warps * WARP,
         }
-        return sum(per[how](self.role(name)) for name, how in signal.arrivals)
+        everyone = signal.copies == 1
+        return sum(
+            per[how](self.role(name)) * (self.role(name).copies if everyone else 1)
+            for name, how in signal.arrivals
+        )
 
     def barrier(self, signal: Signal) -> int:
         """Index of the signal's first barrier among all of the pipeline's."""

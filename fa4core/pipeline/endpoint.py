@@ -9,7 +9,7 @@ protocol. It knows neither of them.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from fa4core.pipeline.declare import Pipeline, Signal
 
@@ -45,7 +45,7 @@ class _Ring:
     def __extract_mlir_values__(self) -> list:
         return [v for n in (self.stage, self.phase) for v in n.__extract_mlir_values__()]
 
-    def __new_from_mlir_values__(self, values: list) -> _Ring:
+    def __new_from_mlir_values__(self, values: list) -> Self:
         stage = self.stage.__new_from_mlir_values__(values[:1])
         phase = self.phase.__new_from_mlir_values__(values[1:])
         return type(self)(self.signal, self.role, self.barriers, (stage, phase))
@@ -88,9 +88,10 @@ class Ends:
 
     def waits(self, name: str) -> Waiter:
         signal = self.pipeline.signal(name)
-        if signal.waiter != self.role:
+        if self.role not in signal.waiters:
             raise ValueError(
-                f"role {self.role!r} waits for signal {name!r}, whose waiter is {signal.waiter!r}"
+                f"role {self.role!r} waits for signal {name!r}, whose waiter is "
+                f"{' and '.join(map(repr, signal.waiters))}"
             )
         return Waiter(signal, self.role, self.barriers)
 
