@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
@@ -139,7 +140,7 @@ def forward_kernel(
         load(LoadWork(spec, operands, cta), plan, Ends(pipeline, "load", barriers))
     if is_scheduler:
         cute.arch.setmaxregister_decrease(registers["scheduler"])
-        if cutlass.const_expr(spec.dynamic):
+        if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (decided when compiling; the other is not)
             if cta == LEADER:
                 scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
     if is_spare:
@@ -191,7 +192,11 @@ def _operand(
 
 
 def _panels(
-    memory: cute.Pointer, spec: Spec, name: str, rows: tuple[int, ...], columns: int,
+    memory: cute.Pointer,
+    spec: Spec,
+    name: str,
+    rows: tuple[int, ...],
+    columns: int,
     height: int = TILE,
 ) -> cute.Tensor:
     """A region's tiles as TMA fills them; the last mode is the stage."""
@@ -256,6 +261,7 @@ def forward(
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
+    stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
@@ -280,4 +286,5 @@ def forward(
         block=[spec.pipeline.threads, 1, 1],
         cluster=[spec.ctas, 1, 1],
         min_blocks_per_mp=1,
+        stream=stream,
     )

@@ -2,7 +2,8 @@
 
 All operands lie in shared memory as panels: 128 rows of 16, 32 or 64 columns, one behind the other,
 swizzled over the whole width of a panel (a CTA of a pair has panels of 64 rows of K); the tensor
-core reads Q and K, and V transposed, out of them. `kernel` makes copy atoms from a view and a box; `load` names tiles of the views.
+core reads Q and K, and V transposed, out of them. `kernel` makes copy atoms from a view and a box;
+`load` names tiles of the views.
 """
 
 from __future__ import annotations
