@@ -7,6 +7,7 @@ captured tensors; lengths, strides, the scale and what the tensors hold are run-
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def spec_of(call: Call) -> Spec:
         threshold=SM100.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
         packed=heads,
+        page_rows=0 if problem.page_size is None else math.gcd(problem.page_size, TILE),
         dynamic=schedule_of(call).source == "dynamic",
     )
 
@@ -101,6 +103,7 @@ def _forward(
         *(_view(t, 2) for t in statistics),
         _view(items, 1),
         _view(runs, 1),
+        _view(_page_table(call), 1, 4),
         tuple(_view(t, t.dim() - 1, t.element_size()) for t in captured),
         cutlass.Float32(call.scale),
         cutlass.Int32(ctas),
@@ -108,6 +111,14 @@ def _forward(
     key = tuple((t.dtype, t.dim()) for t in captured)
     _compiled(spec, key, _Arguments(arguments))(*arguments)
     return out, lse, row_max
+
+
+def _page_table(call: Call) -> Tensor:
+    """(batch, pages) int32, at least one column; without pages nothing reads it."""
+    if call.layout is None or call.layout.page_table is None:
+        return torch.zeros(1, 1, dtype=torch.int32)
+    table = call.layout.page_table.to(torch.int32)
+    return table.contiguous() if table.numel() else table.new_zeros(len(table), 1)
 
 
 def _loadable(tensor: Tensor) -> Tensor:
