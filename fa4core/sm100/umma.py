@@ -105,12 +105,16 @@ def issue(instruction: Instruction, accumulator: Any, a: Place, b: Place, accumu
     high_a = None if a.high is None else name(a.high)
     mma = f"@leader tcgen05.mma.cta_group::{instruction.ctas}.kind::f16 [{d}]"
     code = [
-        "{", ".reg .pred leader, adds;", ".reg .b32 at_a, at_b;", ".reg .b64 a, b;",
+        "{", ".reg .pred leader, adds;", ".reg .b32 from_a, at_a, at_b;", ".reg .b64 a, b;",
         "elect.sync _|leader, -1;",
+        # 0, for bit 31 of a descriptor is; the compiler can't know, and hoists no k-step's address
+        # of A out of the loop over B's stages, where they would fill the registers
+        f"shr.u32 from_a, {low_b}, 31;",
+        f"add.s32 from_a, from_a, {low_a};",
         f"setp.ne.b32 adds, {name(cutlass.Int32(accumulate))}, 0;",
     ]  # fmt: skip
     for step, (of_a, of_b) in enumerate(zip(a.offsets, b.offsets, strict=True)):
-        code += [f"add.s32 at_a, {low_a}, {of_a};", f"add.s32 at_b, {low_b}, {of_b};"]
+        code += [f"add.s32 at_a, from_a, {of_a};", f"add.s32 at_b, {low_b}, {of_b};"]
         if high_a is not None:
             code += [f"mov.b64 a, {{at_a, {high_a}}};"]
         code += [
