@@ -54,7 +54,7 @@ def test_a_page_may_serve_several_sequences_and_tables_may_be_longer_than_needed
 def test_pages_without_a_whole_swizzle_atom_are_refused() -> None:
     q, pool = torch.zeros(1, 5, 1, 64).bfloat16(), torch.zeros(4, 12, 1, 64).bfloat16()
     layout = sequence.paged(torch.tensor([[2, 1]]), torch.tensor([20], dtype=torch.int32))
-    with pytest.raises(NotImplementedError, match="page size 12.*multiple of 8"):
+    with pytest.raises(NotImplementedError, match=r"page size 12.*multiple of 8"):
         attention(q, pool, pool, Variant(), layout=layout, backend="emulator")
 
 

@@ -177,7 +177,9 @@ def _panels(
     """A region's tiles as TMA fills them; the last modes are the copy and the stage."""
     region, layout = spec.smem[name], views.box(rows, columns)
     dtype = _DTYPES[spec.dtype]
-    copies = cute.make_layout(TILE // math.prod(rows), stride=math.prod(rows) * views.panel(columns))
+    copies = cute.make_layout(
+        TILE // math.prod(rows), stride=math.prod(rows) * views.panel(columns)
+    )
     layout = cute.append(layout, copies)
     stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
     pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns), dtype=dtype)
@@ -242,7 +244,7 @@ def forward(
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
-    heads, rows); items and runs: see `work.tables`. With pages, k and v: (pages, rows, heads, d)."""
+    heads, rows); items and runs: see `work.tables`. In pages, k and v: (pages, rows, heads, d)."""
     by_tma = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
 
     def atom(view: cute.Tensor, rows: tuple[int, ...], columns: int) -> tuple:
@@ -257,6 +259,18 @@ def forward(
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
-        spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, page_table,
-        captured, scale,
+        spec,
+        load_q,
+        g_q,
+        load_k,
+        g_k,
+        load_v,
+        g_v,
+        rows,
+        *by_row,
+        items,
+        runs,
+        page_table,
+        captured,
+        scale,
     ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)

@@ -14,7 +14,6 @@ from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
 from fa4core.lowering.cute import select
-
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward.spec import TILE, Spec
