@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
@@ -176,10 +177,8 @@ def _panels(
 ) -> cute.Tensor:
     """A region's tiles as TMA fills them; the last modes are the copy and the stage."""
     region, layout = spec.smem[name], views.box(rows, columns)
-    dtype = _DTYPES[spec.dtype]
-    copies = cute.make_layout(
-        TILE // math.prod(rows), stride=math.prod(rows) * views.panel(columns)
-    )
+    dtype, count = _DTYPES[spec.dtype], math.prod(rows)
+    copies = cute.make_layout(TILE // count, stride=count * views.panel(columns))
     layout = cute.append(layout, copies)
     stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
     pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns), dtype=dtype)
@@ -241,6 +240,7 @@ def forward(
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
+    stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
@@ -259,18 +259,8 @@ def forward(
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
-        spec,
-        load_q,
-        g_q,
-        load_k,
-        g_k,
-        load_v,
-        g_v,
-        rows,
-        *by_row,
-        items,
-        runs,
-        page_table,
-        captured,
-        scale,
-    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)
+        spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, page_table,
+        captured, scale,
+    ).launch(
+        grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
+    )  # fmt: skip
