@@ -44,8 +44,6 @@ def _schedule(program: Program) -> str | None:
         return "schedule coordinates='split_kv' is not supported yet; use 'heads' or 'packed_gqa'"
     if s.order == "batch_sorted":
         return "schedule order='batch_sorted' is not supported yet; use 'longest_first'"
-    if s.l2_sections:
-        return "a schedule with l2_sections is not supported yet; pass l2_sections=False"
     return None
 
 

@@ -117,7 +117,7 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
     refused("head dim 20", *small(d=20))
     refused("head dim of v 264", *small(d_v=264))
     refused("split_kv", *small(), variant=Variant(schedule=split_kv(2)))
-    refused("l2_sections", *small(), variant=Variant(schedule=Schedule()))
+    refused("batch_sorted", *small(), variant=Variant(schedule=Schedule(order="batch_sorted")))
     q, k, v = small(d=64)
     refused("contiguous", q.expand(1, 20, 4, 64), k, v)
     refused("contiguous", torch.randn(1, 20, 1, 128, dtype=q.dtype)[..., ::2], k, v)

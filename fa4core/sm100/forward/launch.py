@@ -16,7 +16,7 @@ from fa4core.prepared import Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.coordinates import packed, packing
 from fa4core.sm100.forward.spec import TILE, Spec
-from fa4core.sm100.forward.work import tables
+from fa4core.sm100.forward.tables import tables
 from primitives.schedule import Schedule
 
 Tensor = torch.Tensor
@@ -57,7 +57,7 @@ def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
     problem, tiles = call.problem, call.tiles
     if spec.packed > 1:
         problem, tiles = packed(call.program, problem, spec.packed)
-    items, runs = tables(problem, tiles, spec.tiles, schedule.order)
+    items, runs = tables(problem, tiles, spec.tiles, schedule, planned(spec.target))
     if not len(items):
         return None
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
