@@ -15,7 +15,6 @@ from cutlass.cute.nvgpu import tcgen05
 from fa4core.pipeline.declare import WARP, How, Pipeline, Signal
 from fa4core.pipeline.effects import Fixed
 
-
 LEADER = 0  # rank of the cluster's first CTA
 
 

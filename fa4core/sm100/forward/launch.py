@@ -6,6 +6,8 @@ what changes from call to call. `fa4core.prepared` does the rest. It imports no 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from fa4core.plan.target import target as planned
@@ -39,6 +41,7 @@ def spec_of(call: Call, target: str) -> Spec:
         threshold=hardware.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
         packed=heads,
+        page_rows=0 if problem.page_size is None else math.gcd(problem.page_size, TILE),
         dynamic=schedule_of(call).source == "dynamic",
         target=target,
     )
@@ -63,10 +66,18 @@ def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
     clusters = len(items)
     if schedule.source == "persistent":
         clusters = min(max(1, sms // spec.ctas), clusters)
-    return items, runs, captured, float(call.scale), clusters * spec.ctas
+    return items, runs, _page_table(call), captured, float(call.scale), clusters * spec.ctas
 
 
 FORWARD = Skeleton("fa4core.sm100.forward.kernel:forward", spec_of, run_time)
+
+
+def _page_table(call: Call) -> Tensor:
+    """(batch, pages) int32, at least one column; without pages nothing reads it."""
+    if call.layout is None or call.layout.page_table is None:
+        return torch.zeros(1, 1, dtype=torch.int32)
+    table = call.layout.page_table.to(torch.int32)
+    return table.contiguous() if table.numel() else table.new_zeros(len(table), 1)
 
 
 def _captured(tensor: Tensor | None) -> Tensor:
