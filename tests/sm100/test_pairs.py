@@ -170,3 +170,10 @@ def test_the_queue_hands_tiles_to_pairs(seed: int) -> None:
 def test_packed_heads() -> None:
     packed = PAIR.replace("ctas=2", "ctas=2, coordinates='packed_gqa'")
     execute(f"Variant(mask=mask.causal(), {packed})", Shape((150,), (300,), 6, 2, 64, 64))
+
+
+@pytest.mark.parametrize("page_size", [48, 256])
+def test_pages(page_size: int) -> None:
+    layout = LayoutSpec("paged", page_size=page_size)
+    shape = Shape((600, 5), (300, 128), 2, 1, 64, 64)
+    execute(f"Variant(mask=mask.causal(), {PAIR})", shape, layout)
