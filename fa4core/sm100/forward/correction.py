@@ -27,7 +27,7 @@ WIDTH = 16  # columns of O at a time
 
 @cute.jit
 def correction(work: Any, plan: Any, ends: Ends):
-    """Rescales O before every block but the first, and says so; finishes it, and says it is free."""
+    """Rescales O before every block but the first; finishes it. After either P V may go on."""
     o, p = ends.waits("o_full"), ends.posts("p_ready")
     stats, stats_free = ends.waits("stats_full"), ends.posts("stats_empty")
     source = plan.source(ends)
