@@ -122,7 +122,8 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        bind: (host function, arguments after the workspaces) -> what to call, and with which of these.
+        bind: (host function, arguments behind the workspaces) -> what to call, and with which of
+            these.
     """
 
     target: str

@@ -25,9 +25,7 @@ SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 
 
 def split(count: int) -> str:
-    return (
-        f"schedule=schedule.Schedule(coordinates='split_kv', num_splits={count}, l2_sections=False)"
-    )
+    return f"schedule=schedule.split_kv({count})"
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -55,7 +53,7 @@ def test_the_number_of_shares_compiles_nothing() -> None:
     k, v = (torch.randn(1, 700, 2, 64, dtype=torch.bfloat16) for _ in range(2))
     results, kernels = [], set()
     for count in (2, 3, 7):
-        chosen = Schedule(coordinates="split_kv", num_splits=count, l2_sections=False)
+        chosen = Schedule(coordinates="split_kv", num_splits=count)
         results.append(attention(q, k, v, Variant(schedule=chosen), backend="emulator"))
         kernels.add(cache.statistics().kernels)
     assert len(kernels) == 1
@@ -69,7 +67,7 @@ def test_shares_are_consecutive_and_as_equal_as_can_be(count: int) -> None:
     problem = Problem(3, 2, 1, 64, 64, *lengths)
     window = mask.sliding_window(200, 300)
     tiles = tile_map(window.expr, batch=3, heads=2, seqlens_q=lengths[0], seqlens_k=lengths[1])
-    items, runs = tables(problem, tiles, 2, Schedule(l2_sections=False))
+    items, runs = tables(problem, tiles, 2, Schedule())
     shared, cut = shares(items, runs, count)
     assert len(shared) == count * len(items)
 
@@ -82,7 +80,7 @@ def test_shares_are_consecutive_and_as_equal_as_can_be(count: int) -> None:
 
     for i, row in enumerate(items.tolist()):
         parts = [blocks(r, cut) for r in shared[i * count : (i + 1) * count].tolist()]
-        assert sum(parts, []) == blocks(row, runs)
+        assert [block for part in parts for block in part] == blocks(row, runs)
         assert np.ptp([len(p) for p in parts]) <= 1
         assert [Item(*r).share for r in shared[i * count : (i + 1) * count].tolist()] == list(
             range(count)
