@@ -90,20 +90,27 @@ def prepare(
         place: Where it will run.
     """
     packed = q.dim() == 3
-    batch = () if not packed else (1,)
-    out_shape = (*batch, *q.shape[:-1], call.problem.head_dim_v)
+    out_shape = (*((1,) if packed else ()), *q.shape[:-1], call.problem.head_dim_v)
     rows_shape = (out_shape[0], out_shape[2], out_shape[1])
-    spec = skeleton.spec_of(call, place.target)
-    rest = skeleton.run_time(call, spec, place.sms)
+    kernel, rest = kernel_of(skeleton, call, place)
     launch = None
-    if rest is not None:
+    if kernel is not None:
+        assert place.bind is not None
         rest = tuple(_moved(r, q.device) for r in rest)
-        types = _types(q.dtype, rest)
-        kernel = Kernel(skeleton.function, types, spec, place.target, place.emulated)
         launch, rest = place.bind(obtain(kernel).function, rest)
     shown = tuple(_shown(t) for t in (q, k, v))
     fill = launch is None or not _covered(call.problem, q)
-    return Prepared(launch, shown, out_shape, rows_shape, packed, fill, rest or ())
+    return Prepared(launch, shown, out_shape, rows_shape, packed, fill, rest)
+
+
+def kernel_of(skeleton: Skeleton, call: Call, place: Place) -> tuple[Kernel | None, tuple]:
+    """A call's kernel, None if there is no work, and its arguments after row_max."""
+    spec = skeleton.spec_of(call, place.target)
+    rest = skeleton.run_time(call, spec, place.sms)
+    if rest is None:
+        return None, ()
+    types = _types(call.problem.dtype, rest)
+    return Kernel(skeleton.function, types, spec, place.target, place.emulated), rest
 
 
 @attrs.frozen
@@ -114,13 +121,14 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        bind: (host function, arguments after row_max) -> what to call, and with which of these.
+        bind: (host function, arguments after row_max) -> what to call, and with which of these;
+            None if nothing will be launched there.
     """
 
     target: str
     sms: int
     emulated: bool
-    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]]
+    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]] | None = None
 
 
 def _types(dtype: torch.dtype, rest: tuple) -> tuple:
