@@ -127,17 +127,12 @@ def kernel_of(skeleton: Skeleton, call: Call, place: Place) -> tuple[Kernel | No
 class Place:
     """Where kernels run.
 
-        Attributes:
-            target: Name of the target.
-            sms: Streaming multiprocessors.
-            emulated: Whether it is the emulator.
-    <<<<<<< HEAD
-            bind: (host function, arguments after row_max) -> what to call, and with which of these;
-                None if nothing will be launched there.
-    =======
-            bind: (host function, arguments behind the workspaces) -> what to call, and with which of
-                these.
-    >>>>>>> main
+    Attributes:
+        target: Name of the target.
+        sms: Streaming multiprocessors.
+        emulated: Whether it is the emulator.
+        bind: (host function, arguments behind the workspaces) -> what to call, and with which of
+        these; None if nothing will be launched there.
     """
 
     target: str
