@@ -27,21 +27,16 @@ WIDTH = 16  # columns of O at a time
 
 @cute.jit
 def correction(work: Any, plan: Any, ends: Ends):
-    """Says at once that O may be overwritten, rescales it for every later block, finishes it."""
+    """Rescales O before every block but the first; finishes it. After either P V may go on."""
     o, p = ends.waits("o_full"), ends.posts("p_ready")
     stats, stats_free = ends.waits("stats_full"), ends.posts("stats_empty")
     source = plan.source(ends)
     index = source.first()
+    for t in work.tiles:
+        p.arrive(t)  # nothing is in O yet
     while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
-            for t in work.tiles:
-                p.arrive(t)  # behind the epilogue of the work tile before this one
-            for t in work.tiles:
-                stats.wait(t)
-                work.factor(t)  # of nothing
-                stats_free.arrive(t)
-            stats.advance()
             for _ in range(item.blocks - 1):
                 for t in work.tiles:
                     stats.wait(t)
@@ -56,6 +51,7 @@ def correction(work: Any, plan: Any, ends: Ends):
                 stats_free.arrive(t)
                 o.wait(t)
                 work.finish(item, t, rows)
+                p.arrive(t)  # the next work tile may overwrite O
             stats.advance()
             o.advance()
         else:
