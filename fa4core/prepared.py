@@ -131,8 +131,8 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        bind: (host function, arguments behind the workspaces) -> what to call, and with which of
-        these; None if nothing will be launched there.
+        bind: (host function, arguments behind the workspaces) -> what to call, and with which
+            of these; None if nothing will be launched there.
     """
 
     target: str
