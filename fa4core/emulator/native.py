@@ -128,6 +128,7 @@ def library() -> ctypes.CDLL:
             [pointer, text, u64, text, ctypes.POINTER(u32), u32, text, u64],
         ),
         "emu_result": (text, [pointer]),
+        "emu_trace": (ctypes.POINTER(ctypes.c_int32), [pointer, ctypes.POINTER(u64)]),
         "emu_params": (text, [pointer, text, u64, text]),
     }
     for name, (result, arguments) in signatures.items():

@@ -1,0 +1,295 @@
+"""Which way through its machine code a warp took, found from the PTX statements that it executed.
+
+The assembler keeps operations with effects (barriers, tensor core, TMA) in their order, so those of
+the trace and those on the way through the control-flow graph correspond one by one; they are the
+*anchors*. Between two anchors there are a few ways at most. The one is taken whose instructions
+come from PTX lines that the warp did execute there; the best sequence of ways is found by dynamic
+programming over the anchors, so that a choice that fails later is undone. Retries of barrier waits
+are not followed: whoever replays the sequence waits instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from fa4core.compile.sass import Code, Instruction
+from fa4core.compile.sass_control import Control
+from fa4core.emulator.trace import Kind, WarpTrace
+
+_ANCHOR_OF_KIND = {
+    Kind.MBARRIER_INIT: "init",
+    Kind.MBARRIER_ARRIVE: "arrive",
+    Kind.MBARRIER_BYTES: "arrive",
+    Kind.MBARRIER_WAIT: "wait",
+    Kind.BARRIER_SYNC: "barrier",
+    Kind.BARRIER_ARRIVE: "barrier",
+    Kind.CLUSTER_ARRIVE: "cluster_arrive",
+    Kind.CLUSTER_WAIT: "cluster_wait",
+    Kind.MMA: "tensor",
+    Kind.COMMIT: "commit",
+    Kind.TMEM_LOAD: "tmem_load",
+    Kind.TMEM_STORE: "tmem_store",
+    Kind.BULK_LOAD: "bulk_load",
+    Kind.BULK_STORE: "bulk_store",
+}
+_ANCHOR_OF_OPCODE = {
+    "UTCBAR": "commit",
+    "UCGABAR_ARV": "cluster_arrive",
+    "UCGABAR_WAIT": "cluster_wait",
+    "LDTM": "tmem_load",
+    "STTM": "tmem_store",
+    "UTMALDG": "bulk_load",
+    "UBLKCP": "bulk_load",
+    "UTMASTG": "bulk_store",
+    "UTMAREDG": "bulk_store",
+    "UBLKRED": "bulk_store",
+    "BAR": "barrier",
+}
+_MANAGEMENT = ("tcgen05.alloc", "tcgen05.dealloc", "tcgen05.relinquish")  # have barriers inside
+_MOST_WAYS = 4000  # between two anchors
+_NEAR = 2  # anchors around a way from which instructions may have been moved into it
+
+
+class NoMatch(ValueError):
+    """The machine code has no way that does what the trace says."""
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """One executed instruction.
+
+    Attributes:
+        index: Of the instruction in the code.
+        events: What it did, as rows of a `WarpTrace.events`; empty if that is not known.
+    """
+
+    index: int
+    events: tuple[tuple[int, ...], ...] = ()
+
+
+def _anchor(i: Instruction, line: str) -> str | None:
+    """The class of an instruction that has an effect in order, or None."""
+    if any(name in line for name in _MANAGEMENT):
+        return None
+    if i.opcode == "SYNCS":
+        if "EXCH" in i.modifiers:
+            return "init"
+        if "PHASECHK" in i.modifiers:
+            return "wait"
+        return "arrive" if "ARRIVE" in i.modifiers else None
+    return "tensor" if i.pipe == "tensor" else _ANCHOR_OF_OPCODE.get(i.opcode)
+
+
+class Graph:
+    """Machine code with its control flow and anchors, to be asked for the ways of many warps."""
+
+    def __init__(self, code: Code, control: Sequence[Control], ptx: str):
+        self.code, self.control = code, control
+        lines = ["", *ptx.splitlines()]
+        self.text = [lines[c.line] if c.line < len(lines) else "" for c in control]
+        found = code.instructions
+        self.forbidden = [self._is_retry(n) for n in range(len(found))]
+        self.anchor = [
+            None if self.forbidden[n] else _anchor(i, self.text[n]) for n, i in enumerate(found)
+        ]
+        self.next = [self._successors(n) for n in range(len(found))]
+        self.line = np.array([c.line for c in control])
+
+    def _is_retry(self, n: int) -> bool:
+        """Whether it belongs to the slow way of a wait, or to the end of a broken program."""
+        i, found = self.code.instructions[n], self.code.instructions
+        if i.opcode in ("NANOSLEEP", "CALL", "BPT"):
+            return True
+        following = found[n + 1].opcode if n + 1 < len(found) else ""
+        return i.opcode == "SYNCS" and "PHASECHK" in i.modifiers and following == "NANOSLEEP"
+
+    def _successors(self, n: int) -> tuple[int, ...]:
+        i = self.code.instructions[n]
+        behind = (n + 1,) if n + 1 < len(self.code.instructions) else ()
+        if i.opcode in ("EXIT", "RET", "KILL"):
+            return behind if i.guard else ()
+        if i.opcode in ("BRA", "BRX", "JMP"):
+            targets = tuple(self.code.labels[t] for t in i.targets)
+            return targets + behind if i.conditional else targets
+        return behind
+
+    def ways(self, start: int) -> Iterator[tuple[list[int], int | None]]:
+        """Ways from behind `start` to the next anchor, or to the end (None)."""
+        count = 0
+        stack: list[tuple[list[int], int]] = [([], n) for n in self.next[start]]
+        if not self.next[start]:
+            yield [], None
+        while stack:
+            way, at = stack.pop()
+            while True:
+                if self.forbidden[at]:
+                    break
+                if self.anchor[at] is not None:
+                    count += 1
+                    yield way, at
+                    if not self.code.instructions[at].guard:
+                        break
+                if at in way and self._visits(way, at) > 1:
+                    break
+                way.append(at)
+                following = self.next[at]
+                if not following or (
+                    self.code.instructions[at].opcode == "EXIT"
+                ):
+                    count += 1
+                    yield list(way), None
+                    if not following:
+                        break
+                stack += [(list(way), n) for n in following[1:]]
+                at = following[0]
+            if count > _MOST_WAYS:
+                raise NoMatch(f"more than {_MOST_WAYS} ways between two anchors")
+
+    @staticmethod
+    def _visits(way: list[int], at: int) -> int:
+        return way.count(at)
+
+
+@attrs.define(eq=False)
+class _State:
+    """The best way up to an anchor: where it came from, and how well it fits."""
+
+    score: float
+    way: list[int]
+    before: _State | None
+    at: int
+
+
+def match(graph: Graph, warp: WarpTrace, lines: np.ndarray) -> list[Step]:
+    """The instructions that a warp executed, with what they did.
+
+    Args:
+        lines: Of the PTX statements, see `fa4core.emulator.trace.Trace`.
+
+    Raises:
+        NoMatch: Machine code and trace do not fit each other.
+    """
+    anchors = _anchors_of(warp)
+    executed = lines[warp.statements()]
+    bounds = [-1, *(group[0][0] for group in anchors), len(executed)]
+    between = [
+        frozenset(executed[bounds[n] + 1 : bounds[n + 1] + 1].tolist())
+        for n in range(len(bounds) - 1)
+    ]
+    states = {0: _State(0.0, [0], None, 0)}
+    for n in range(len(anchors) + 1):
+        near = frozenset().union(*between[max(0, n - _NEAR) : n + 1 + _NEAR])
+        group = anchors[n] if n < len(anchors) else None
+        reached: dict[int, _State] = {}
+        for state in states.values():
+            for way, end in graph.ways(state.at):
+                if not _fits(graph, end, group, lines):
+                    continue
+                score = state.score + _score(graph, way, between[n], near)
+                key = -1 if end is None else end
+                if key not in reached or score > reached[key].score:
+                    way = way if end is None else [*way, end]
+                    reached[key] = _State(score, way, state, key)
+        if not reached:
+            raise NoMatch(_explain(graph, states, group, n, warp, lines))
+        states = reached
+    best = max(states.values(), key=lambda s: s.score)
+    return _with_events(graph, _unrolled(best), anchors, warp, lines)
+
+
+def _anchors_of(warp: WarpTrace) -> list[list[tuple[int, ...]]]:
+    """Events that are anchors, those of one statement and class together."""
+    groups: list[list[tuple[int, ...]]] = []
+    for row in warp.events.tolist():
+        kind = Kind(row[2])
+        if kind not in _ANCHOR_OF_KIND or (kind == Kind.MBARRIER_WAIT and not row[6]):
+            continue
+        if groups and groups[-1][0][0] == row[0]:
+            groups[-1].append(tuple(row))
+        else:
+            groups.append([tuple(row)])
+    return groups
+
+
+def _fits(
+    graph: Graph, end: int | None, group: list[tuple[int, ...]] | None, lines: np.ndarray
+) -> bool:
+    if end is None or group is None:
+        return end is None and group is None
+    kind = _ANCHOR_OF_KIND[Kind(group[0][2])]
+    # The first try of a wait has the line of what stands before the wait.
+    return graph.anchor[end] == kind and (
+        kind == "wait" or graph.line[end] == lines[group[0][1]]
+    )
+
+
+def _score(graph: Graph, way: list[int], here: frozenset[int], near: frozenset[int]) -> float:
+    """Instructions of executed lines, less those of lines that were not."""
+    found = graph.line[way].tolist() if way else []
+    return sum(1.0 if line in here else 0.0 if line in near else -2.0 for line in found)
+
+
+def _unrolled(state: _State | None) -> list[int]:
+    parts = []
+    while state is not None:
+        parts.append(state.way)
+        state = state.before
+    return [n for part in reversed(parts) for n in part]
+
+
+def _with_events(
+    graph: Graph,
+    indices: list[int],
+    anchors: list[list[tuple[int, ...]]],
+    warp: WarpTrace,
+    lines: np.ndarray,
+) -> list[Step]:
+    """Anchors get their events in order; memory accesses get those of their line in order."""
+    others: dict[int, list[list[tuple[int, ...]]]] = defaultdict(list)
+    for row in warp.events.tolist():
+        if Kind(row[2]) in _ANCHOR_OF_KIND:
+            continue
+        queue = others[int(lines[row[1]])]
+        if queue and queue[-1][0][0] == row[0]:
+            queue[-1].append(tuple(row))
+        else:
+            queue.append([tuple(row)])
+    taken: dict[int, int] = defaultdict(int)
+    steps, position = [], 0
+    for n in indices:
+        if graph.anchor[n] is not None:
+            if position < len(anchors) and _fits(graph, n, anchors[position], lines):
+                steps.append(Step(n, tuple(anchors[position])))
+                position += 1
+            continue  # under a guard that did not hold
+        line = int(graph.line[n])
+        if line in others and _does(graph.code.instructions[n]) and taken[line] < len(others[line]):
+            steps.append(Step(n, tuple(others[line][taken[line]])))
+            taken[line] += 1
+        else:
+            steps.append(Step(n))
+    return steps
+
+
+_DOERS = re.compile(r"(LDS|STS|LDG|STG|ATOM|RED|LDGSTS|UTMACMDFLUSH|DEPBAR|ARRIVES|UGETNEXTWORKID)")
+
+
+def _does(i: Instruction) -> bool:
+    """Whether it can be what an event that is no anchor says."""
+    return _DOERS.match(i.opcode) is not None and i.opcode != "REDUX"
+
+
+def _explain(graph, states, group, n, warp, lines) -> str:
+    where = sorted(f"{graph.code.instructions[s.at].address:#x}" for s in states.values())
+    if group is None:
+        what = "the end"
+    else:
+        what = f"{Kind(group[0][2]).name} of PTX line {lines[group[0][1]]}"
+    return (
+        f"warp {warp.warp} of CTA {warp.cta}: no way from {', '.join(where)} to {what} (anchor {n})"
+    )
