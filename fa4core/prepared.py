@@ -35,14 +35,17 @@ class Skeleton:
         function: spec -> host function, "module:name".
         workspaces: (call, spec, shape of out, shape of row_max) -> shapes of float32 tensors that
             follow row_max, new ones for each call; -inf where the results are filled.
-        run_time: (call, spec, SMs) -> arguments after those: tensors, tuples of captured tensors,
-            floats and ints; None if there is no work. Tensors may be on any device.
+        metadata: (call, spec, place, device) -> what is planned for lengths, mask and schedule; a
+            value to keep and to pass again.
+        run_time: (call, spec, place, metadata) -> arguments after those: tensors, tuples of
+            captured tensors, floats and ints; None if there is no work. On any device.
     """
 
     spec_of: Callable[[Call, str], Any]
     function: Callable[[Any], str]
     workspaces: Callable[[Call, Any, Shape, Shape], tuple[Shape, ...]]
-    run_time: Callable[[Call, Any, int], tuple | None]
+    metadata: Callable[[Call, Any, Place, torch.device], Any]
+    run_time: Callable[[Call, Any, Place, Any], tuple | None]
 
 
 @attrs.frozen(eq=False)
@@ -86,7 +89,13 @@ class Prepared:
 
 
 def prepare(
-    skeleton: Skeleton, call: Call, q: Tensor, k: Tensor, v: Tensor, place: Place
+    skeleton: Skeleton,
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    place: Place,
+    metadata: Any = None,
 ) -> Prepared:
     """Plan a call, compile or find its kernel, and bring its tables to where it runs.
 
@@ -95,13 +104,16 @@ def prepare(
         call: Validated and supported.
         q, k, v: As the call's layout says.
         place: Where it will run.
+        metadata: The skeleton's, of an earlier call with these lengths, mask, schedule and place.
     """
     packed = q.dim() == 3
     batch = () if not packed else (1,)
     out_shape = (*batch, *q.shape[:-1], call.problem.head_dim_v)
     rows_shape = (out_shape[0], out_shape[2], out_shape[1])
     spec = skeleton.spec_of(call, place.target)
-    rest = skeleton.run_time(call, spec, place.sms)
+    if metadata is None:
+        metadata = skeleton.metadata(call, spec, place, q.device)
+    rest = skeleton.run_time(call, spec, place, metadata)
     spaces = skeleton.workspaces(call, spec, out_shape, rows_shape)
     launch = None
     if rest is not None:
