@@ -37,6 +37,7 @@ class Skeleton:
             follow row_max, new ones for each call; -inf where the results are filled.
         metadata: (call, spec, place, device) -> what is planned for lengths, mask and schedule; a
             value to keep and to pass again.
+        before: (call, place) -> kernels that making it launches.
         run_time: (call, spec, place, metadata) -> arguments after those: tensors, tuples of
             captured tensors, floats and ints; None if there is no work. On any device.
     """
@@ -45,6 +46,7 @@ class Skeleton:
     function: Callable[[Any], str]
     workspaces: Callable[[Call, Any, Shape, Shape], tuple[Shape, ...]]
     metadata: Callable[[Call, Any, Place, torch.device], Any]
+    before: Callable[[Call, Place], tuple[Kernel, ...]]
     run_time: Callable[[Call, Any, Place, Any], tuple | None]
 
 
@@ -107,23 +109,34 @@ def prepare(
         metadata: The skeleton's, of an earlier call with these lengths, mask, schedule and place.
     """
     packed = q.dim() == 3
-    batch = () if not packed else (1,)
-    out_shape = (*batch, *q.shape[:-1], call.problem.head_dim_v)
+    out_shape = (*((1,) if packed else ()), *q.shape[:-1], call.problem.head_dim_v)
     rows_shape = (out_shape[0], out_shape[2], out_shape[1])
-    spec = skeleton.spec_of(call, place.target)
-    if metadata is None:
-        metadata = skeleton.metadata(call, spec, place, q.device)
-    rest = skeleton.run_time(call, spec, place, metadata)
-    spaces = skeleton.workspaces(call, spec, out_shape, rows_shape)
-    launch = None
-    if rest is not None:
+    kernel, rest = kernel_of(skeleton, call, place, q.device, metadata)
+    launch: Callable[..., Any] | None = None
+    spaces: tuple[Shape, ...] = ()
+    if kernel is not None:
+        assert place.bind is not None
+        spaces = skeleton.workspaces(call, kernel.spec, out_shape, rows_shape)
         rest = tuple(_moved(r, q.device) for r in rest)
-        types = _types(q.dtype, spaces, rest)
-        kernel = Kernel(skeleton.function(spec), types, spec, place.target, place.emulated)
         launch, rest = place.bind(obtain(kernel).function, rest)
     shown = tuple(_shown(t) for t in (q, k, v))
     fill = launch is None or not _covered(call.problem, q)
-    return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest or ())
+    return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest)
+
+
+def kernel_of(
+    skeleton: Skeleton, call: Call, place: Place, device: torch.device, metadata: Any = None
+) -> tuple[Kernel | None, tuple]:
+    """A call's kernel, None if there is no work, and its arguments after the workspaces."""
+    spec = skeleton.spec_of(call, place.target)
+    if metadata is None:
+        metadata = skeleton.metadata(call, spec, place, device)
+    rest = skeleton.run_time(call, spec, place, metadata)
+    if rest is None:
+        return None, ()
+    spaces = skeleton.workspaces(call, spec, (0,) * 4, (0,) * 3)
+    types = _types(call.problem.dtype, spaces, rest)
+    return Kernel(skeleton.function(spec), types, spec, place.target, place.emulated), rest
 
 
 @attrs.frozen
@@ -134,14 +147,14 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        bind: (host function, arguments behind the workspaces) -> what to call, and with which of
-            these.
+        bind: (host function, arguments behind the workspaces) -> what to call, and with which
+            of these; None if nothing will be launched there.
     """
 
     target: str
     sms: int
     emulated: bool
-    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]]
+    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]] | None = None
 
 
 def _types(dtype: torch.dtype, spaces: tuple[Shape, ...], rest: tuple) -> tuple:

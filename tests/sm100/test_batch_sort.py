@@ -12,7 +12,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core import Variant, attention
 from fa4core.emulator.session import emulator
-from fa4core.ops import plan_call
+from fa4core.ops import kernels_of, plan_call
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import tile_map
 from fa4core.prepared import in_emulator, prepare
@@ -70,3 +70,11 @@ def test_kept_metadata_is_not_made_again() -> None:
     for q, k, v, scale, out in results:
         expected = attention(q, k, v, variant, layout=layout, scale=scale, backend="reference")
         torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_the_pre_pass_is_among_the_kernels_to_compile_ahead_of_time() -> None:
+    variant = Variant(mask=mask.causal(), schedule=Schedule(order="batch_sorted"))
+    problem = Problem(2, 1, 1, 64, 64, (300, 40), (300, 40))
+    needed = kernels_of(variant, [problem], "sm100", 0.1, True)
+    assert [k.function.rpartition(":")[2] for k in needed] == ["sort_batch", "forward"]
+    assert needed[0] == metadata.pre_pass(in_emulator("sm100"))

@@ -10,12 +10,13 @@ import math
 
 import torch
 
+from fa4core.compile.kernel import Kernel
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
 from fa4core.prepared import Place, Shape, Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.coordinates import packed, packing
-from fa4core.sm100.forward.metadata import Metadata, metadata
+from fa4core.sm100.forward.metadata import Metadata, metadata, pre_pass
 from fa4core.sm100.forward.spec import TILE, Spec
 from primitives.schedule import Schedule
 
@@ -27,7 +28,8 @@ def spec_of(call: Call, target: str) -> Spec:
     problem, program, hardware = call.problem, call.program, planned(target)
     shape = hardware.forward_tile(problem.head_dim, problem.head_dim_v)
     heads = packing(program, problem)
-    several = max(problem.seqlens_q, default=0) > TILE // heads
+    ctas = schedule_of(call).ctas
+    several = max(problem.seqlens_q, default=0) > TILE // heads * ctas
     threshold = program.rescale_threshold
     return Spec(
         graph=program.graph.dump(),
@@ -35,6 +37,7 @@ def spec_of(call: Call, target: str) -> Spec:
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         tiles=shape.stages if several else 1,
+        ctas=ctas,
         exp=call.exp,
         threshold=hardware.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
@@ -77,7 +80,12 @@ def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> M
     problem, tiles = call.problem, call.tiles
     if spec.packed > 1:
         problem, tiles = packed(call.program, problem, spec.packed)
-    return metadata(problem, tiles, spec.tiles, schedule_of(call), place, device)
+    return metadata(problem, tiles, spec.side, schedule_of(call), place, device)
+
+
+def before(call: Call, place: Place) -> tuple[Kernel, ...]:
+    """The kernels that `metadata_of` launches."""
+    return (pre_pass(place),) if schedule_of(call).order == "batch_sorted" else ()
 
 
 def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | None:
@@ -85,12 +93,20 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
     if not len(plan):
         return None
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    static = schedule_of(call).source == "persistent"
-    ctas = min(place.sms, len(plan)) if static else len(plan)
-    return plan.items, plan.runs, _page_table(call), captured, float(call.scale), ctas
+    clusters = len(plan)
+    if schedule_of(call).source == "persistent":
+        clusters = min(max(1, place.sms // spec.ctas), clusters)
+    return (
+        plan.items,
+        plan.runs,
+        _page_table(call),
+        captured,
+        float(call.scale),
+        clusters * spec.ctas,
+    )
 
 
-FORWARD = Skeleton(spec_of, host_function, workspaces, metadata_of, run_time)
+FORWARD = Skeleton(spec_of, host_function, workspaces, metadata_of, before, run_time)
 
 
 def _page_table(call: Call) -> Tensor:

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from fa4core.compile.cache import obtain
-from fa4core.compile.kernel import Kernel, type_of
+from fa4core.compile.kernel import Kernel, TensorType
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
+from fa4core.prepared import Place
 from fa4core.sm100.forward.coordinates import shares
 from fa4core.sm100.forward.tables import tables
 from fa4core.sm100.forward.work import Item
@@ -51,13 +52,13 @@ class _Nothing:
 
 
 def metadata(
-    problem: Problem, tiles: TileMap, side: int, schedule: Schedule, place: Any, device: Any
+    problem: Problem, tiles: TileMap, side: int, schedule: Schedule, place: Place, device: Any
 ) -> Metadata:
     """The plan of a problem, on a device.
 
     Args:
         problem, tiles, side, schedule: As of `tables`.
-        place: Where the kernel runs (`fa4core.prepared.Place`).
+        place: Where the kernel runs .
         device: Of the tensors.
     """
     unsorted = np.arange(problem.batch)
@@ -69,25 +70,29 @@ def metadata(
     return Metadata(items.to(device), runs.to(device))
 
 
-def sorted_by_batch(items: Tensor, runs: Tensor, batch: int, place: Any, device: Any) -> Metadata:
+def sorted_by_batch(items: Tensor, runs: Tensor, batch: int, place: Place, device: Any) -> Metadata:
     """Run the pre-pass on work tiles that are in order within each sequence, one after another."""
     column = [f.name for f in attrs.fields(Item)].index("b")
     count = np.bincount(items[:, column].numpy(), minlength=batch)
     first = torch.from_numpy(np.concatenate([[0], np.cumsum(count)]).astype(np.int32)).to(device)
     items, runs = items.to(device), runs.to(device)
-    in_order = torch.empty_like(items)
-    longest = torch.zeros(batch, dtype=torch.int32, device=device)
+    in_order = items.clone()
     batch_map = torch.arange(batch, dtype=torch.int32, device=device)
-    if len(items):
+    if len(items) and place.bind is not None:
         warps = -(-int(count.max()) // TILES_OF_A_WARP)
-        arguments = items, first, longest, batch_map, in_order, warps
-        kernel = Kernel(
-            "fa4core.sm100.forward.sort:sort_batch",
-            tuple(map(type_of, arguments)),
-            _Nothing(),
-            place.target,
-            place.emulated,
-        )
-        launch, rest = place.bind(obtain(kernel).function, arguments)
+        arguments = items, first, torch.zeros_like(batch_map), batch_map, in_order, warps
+        launch, rest = place.bind(obtain(pre_pass(place)).function, arguments)
         launch(*rest)
     return Metadata(in_order, runs, batch_map)
+
+
+def pre_pass(place: Place) -> Kernel:
+    """The kernel that sorts."""
+    table, column = (TensorType("int32", rank) for rank in (2, 1))
+    return Kernel(
+        "fa4core.sm100.forward.sort:sort_batch",
+        (table, column, column, column, table, "int32"),
+        _Nothing(),
+        place.target,
+        place.emulated,
+    )
