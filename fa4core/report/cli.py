@@ -1,0 +1,164 @@
+"""`python -m fa4core report VARIANT ...`: static figures of a forward kernel, and a peer's beside.
+
+Compiles here, for the target asked for; no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from fa4core import console
+from fa4core.cli_variant import SETTINGS, requested, takes_problem
+from fa4core.compile.artifact import Artifact
+from fa4core.compile.targets import resolve
+from fa4core.compile.tools import ToolMissing
+from fa4core.plan.plan import Plan
+from fa4core.plan.problem import Problem
+from fa4core.plan.target import target as planned
+from fa4core.report import check as checking
+from fa4core.report.build import compile_ours
+from fa4core.report.figures import Shape
+from fa4core.report.kernel import Kernel, examine
+from fa4core.report.model import Cycles, paper
+from fa4core.report.peer import compile_fa4, fa4_arguments, import_fa4
+from fa4core.report.pipeline import spec_for
+from fa4core.report.show import renderables
+from fa4core.sm100.forward.spec import Spec
+from fa4core.variant import Variant
+
+FA4 = "fa4"
+OURS, PEER = "ours", "peer"
+
+
+@click.command(context_settings=SETTINGS, short_help="Static figures of a variant's kernel.")
+@takes_problem
+@click.option("--target", type=click.Choice(["sm100", "sm103"]), default="sm100")
+@click.option("--peer", help='Compare with "fa4", compiled here, or with the kernel of a cubin.')
+@click.option("--check", is_flag=True, help="Hold ours to the peer's; fails if it is worse.")
+@click.option("--repeat", type=click.IntRange(1), help="Compilations each; 1, or 3 with --check.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write it.")
+def report(
+    target: str, peer: str | None, check: bool, repeat: int | None, path: Path | None, **asked: Any
+) -> None:
+    """Compile VARIANT's forward kernel and print what its machine code says.
+
+    Registers, spills, memory; instructions by pipe and barrier operations in each role's inner
+    loop; and cycles modelled from them, beside the paper's roofline. VARIANT and the options of its
+    own are as for `explain`.
+    """
+    try:
+        variant, problem = requested(**asked)
+        subject = Subject.of(variant, problem, target)
+        repeat = repeat or (3 if check else 1)
+        kernels = _kernels(subject, peer, repeat)
+        found: list[checking.Line] = []
+        if check:
+            found = checking.lines(kernels[0], subject.plain(), _needed(kernels, peer))
+    except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    except (NotImplementedError, ToolMissing) as error:
+        raise click.ClickException(str(error)) from error
+    console.show(*renderables(kernels, subject.spec, subject.roofline, found))
+    if path is not None:
+        path.write_text(json.dumps(_as_json(kernels, subject, found), indent=1) + "\n")
+    if not all(line.ok for line in found):
+        raise SystemExit(1)
+
+
+@attrs.frozen
+class Subject:
+    """What is reported on.
+
+    Attributes:
+        variant, problem: The call.
+        spec: Its kernel.
+        plan: Its plan, for the target.
+    """
+
+    variant: Variant
+    problem: Problem
+    spec: Spec
+    plan: Plan
+
+    @classmethod
+    def of(cls, variant: Variant, problem: Problem, target: str) -> Subject:
+        spec = spec_for(variant, problem, target)
+        return cls(variant, problem, spec, Plan(variant, problem, planned(target)))
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.spec.tiles, self.spec.d, self.spec.d_v)
+
+    @property
+    def roofline(self) -> dict[str, Cycles]:
+        return {kind: paper(self.plan, kind) for kind in ("unmasked", "masked")}
+
+    def compile(self) -> Artifact:
+        return compile_ours(self.variant, self.problem, self.spec)
+
+    def examine(self, title: str, artifact: Artifact, **more: Any) -> Kernel:
+        return examine(title, artifact, self.shape, self.plan.target.measured, **more)
+
+    def plain(self) -> Kernel | None:
+        """Plain attention with the same policies; None if the variant is that."""
+        v = self.variant
+        plain = Variant(exp=v.exp, rescale_threshold=v.rescale_threshold, schedule=v.schedule)
+        if plain.graph.dump() == v.graph.dump():
+            return None
+        other = Subject.of(plain, self.problem, self.spec.target)
+        return other.examine("plain", other.compile())
+
+
+def _kernels(subject: Subject, peer: str | None, repeat: int) -> list[Kernel]:
+    """Ours, and the peer's; compilations take turns, so that both meet the same machine."""
+    makers: list[tuple[str, Callable[[], Artifact]]] = [(OURS, subject.compile)]
+    if peer == FA4:
+        fa4_arguments(subject.variant)
+        import_fa4()
+        target = resolve(subject.spec.target)
+        makers.append((FA4, lambda: compile_fa4(subject.variant, subject.problem, target)))
+    made: dict[str, Artifact] = {}
+    seconds: dict[str, list[float]] = {}
+    for _ in range(repeat):
+        for title, make in makers:
+            start = time.perf_counter()
+            made[title] = make()
+            seconds.setdefault(title, []).append(time.perf_counter() - start)
+    smem = {OURS: subject.spec.smem_bytes}
+    kernels = [
+        subject.examine(title, made[title], smem_bytes=smem.get(title), seconds=tuple(times))
+        for title, times in seconds.items()
+    ]
+    if peer is not None and peer != FA4:
+        kernels.append(subject.examine(PEER, _read(Path(peer), subject.spec.target)))
+    return kernels
+
+
+def _read(path: Path, target: str) -> Artifact:
+    if not path.is_file():
+        raise click.BadParameter(
+            f'{str(path)!r} is no file; give the path of a cubin, or "{FA4}"', param_hint="--peer"
+        )
+    return Artifact(resolve(target), path.name, "", path.read_bytes())
+
+
+def _needed(kernels: list[Kernel], peer: str | None) -> Kernel:
+    if peer is None:
+        raise click.UsageError(f"--check compares with a peer; give --peer {FA4} or a cubin")
+    return kernels[1]
+
+
+def _as_json(kernels: list[Kernel], subject: Subject, found: list[checking.Line]) -> dict[str, Any]:
+    return {
+        "spec": attrs.asdict(subject.spec),
+        "kernels": [kernel.as_json() for kernel in kernels],
+        "roofline_cycles": {kind: c.units for kind, c in subject.roofline.items()},
+        "check": [attrs.asdict(line) | {"ok": line.ok} for line in found],
+    }
