@@ -42,7 +42,7 @@ def spec_for(variant: Variant, problem: Problem, target: str) -> Spec:
         raise NotImplementedError(f"the SM100 kernels do not take this call: {reason}")
     tiles = Plan(variant, problem, planned(target)).tiles
     scale = 1 / math.sqrt(problem.head_dim)
-    return spec_of(Call(variant.program, problem, tiles, None, scale))
+    return spec_of(Call(variant.program, problem, tiles, None, scale), target)
 
 
 def describe_call(variant: Variant, problem: Problem, target: str) -> Iterator[RenderableType]:
