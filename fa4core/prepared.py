@@ -106,6 +106,21 @@ def prepare(
     return Prepared(launch, shown, out_shape, rows_shape, packed, fill, rest or ())
 
 
+def kernel_of(skeleton: Skeleton, call: Call, target: str) -> Kernel | None:
+    """What a call on a GPU compiles, from its sizes alone; None if there is no work.
+
+    Args:
+        skeleton: The family of kernels.
+        call: Validated and supported.
+        target: Name of the target.
+    """
+    spec = skeleton.spec_of(call, target)
+    rest = skeleton.run_time(call, spec, 1)
+    if rest is None:
+        return None
+    return Kernel(skeleton.function, _types(call.problem.dtype, rest), spec, target)
+
+
 @attrs.frozen
 class Place:
     """Where kernels run.

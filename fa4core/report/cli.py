@@ -17,19 +17,22 @@ import click
 from fa4core import console
 from fa4core.cli_variant import SETTINGS, requested, takes_problem
 from fa4core.compile.artifact import Artifact
+from fa4core.compile.build import build
+from fa4core.compile.kernel import Kernel as Source
 from fa4core.compile.targets import resolve
 from fa4core.compile.tools import ToolMissing
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
+from fa4core.prepared import kernel_of
 from fa4core.report import check as checking
-from fa4core.report.build import compile_ours
 from fa4core.report.figures import Shape
 from fa4core.report.kernel import Kernel, examine
 from fa4core.report.model import Cycles, paper
 from fa4core.report.peer import compile_fa4, fa4_arguments, import_fa4
-from fa4core.report.pipeline import spec_for
+from fa4core.report.pipeline import call_for
 from fa4core.report.show import renderables
+from fa4core.sm100.forward.launch import FORWARD
 from fa4core.sm100.forward.spec import Spec
 from fa4core.variant import Variant
 
@@ -77,20 +80,28 @@ class Subject:
     """What is reported on.
 
     Attributes:
-        variant, problem: The call.
-        spec: Its kernel.
-        plan: Its plan, for the target.
+        plan: Of a call, for a target.
+        source: What its kernel is compiled from.
     """
 
-    variant: Variant
-    problem: Problem
-    spec: Spec
     plan: Plan
+    source: Source
 
     @classmethod
     def of(cls, variant: Variant, problem: Problem, target: str) -> Subject:
-        spec = spec_for(variant, problem, target)
-        return cls(variant, problem, spec, Plan(variant, problem, planned(target)))
+        """The forward kernel of a call.
+
+        Raises:
+            NotImplementedError, ValueError: It has none; with the reason.
+        """
+        source = kernel_of(FORWARD, call_for(variant, problem, target), target)
+        if source is None:
+            raise ValueError("no query and no key to attend to: such a call launches nothing")
+        return cls(Plan(variant, problem, planned(target)), source)
+
+    @property
+    def spec(self) -> Spec:
+        return self.source.spec
 
     @property
     def shape(self) -> Shape:
@@ -101,18 +112,20 @@ class Subject:
         return {kind: paper(self.plan, kind) for kind in ("unmasked", "masked")}
 
     def compile(self) -> Artifact:
-        return compile_ours(self.variant, self.problem, self.spec)
+        """Compile it anew."""
+        package = build(self.source)
+        return Artifact(resolve(package.target), OURS, package.ptx, package.cubin)
 
     def examine(self, title: str, artifact: Artifact, **more: Any) -> Kernel:
         return examine(title, artifact, self.shape, self.plan.target.measured, **more)
 
     def plain(self) -> Kernel | None:
         """Plain attention with the same policies; None if the variant is that."""
-        v = self.variant
+        v = self.plan.variant
         plain = Variant(exp=v.exp, rescale_threshold=v.rescale_threshold, schedule=v.schedule)
         if plain.graph.dump() == v.graph.dump():
             return None
-        other = Subject.of(plain, self.problem, self.spec.target)
+        other = Subject.of(plain, self.plan.problem, self.source.target)
         return other.examine("plain", other.compile())
 
 
@@ -120,10 +133,10 @@ def _kernels(subject: Subject, peer: str | None, repeat: int) -> list[Kernel]:
     """Ours, and the peer's; compilations take turns, so that both meet the same machine."""
     makers: list[tuple[str, Callable[[], Artifact]]] = [(OURS, subject.compile)]
     if peer == FA4:
-        fa4_arguments(subject.variant)
+        call = subject.plan.variant, subject.plan.problem, resolve(subject.source.target)
+        fa4_arguments(call[0])
         import_fa4()
-        target = resolve(subject.spec.target)
-        makers.append((FA4, lambda: compile_fa4(subject.variant, subject.problem, target)))
+        makers.append((FA4, lambda: compile_fa4(*call)))
     made: dict[str, Artifact] = {}
     seconds: dict[str, list[float]] = {}
     for _ in range(repeat):
@@ -137,7 +150,7 @@ def _kernels(subject: Subject, peer: str | None, repeat: int) -> list[Kernel]:
         for title, times in seconds.items()
     ]
     if peer is not None and peer != FA4:
-        kernels.append(subject.examine(PEER, _read(Path(peer), subject.spec.target)))
+        kernels.append(subject.examine(PEER, _read(Path(peer), subject.source.target)))
     return kernels
 
 

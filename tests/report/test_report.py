@@ -65,7 +65,6 @@ def test_emulated_exponentials_leave_the_unit(fraction: float, plain) -> None:
     assert exponentials(softmax) == 128 - 128 * fraction + 1
     fma = [f.pipes["FMA"] + f.pipes["FMA x2"] for f in (softmax, all_hardware)]
     assert fma[0] > fma[1]
-    assert k.cycles["unmasked"].units["MUFU"] < plain[1].cycles["unmasked"].units["MUFU"]
 
 
 @pytest.mark.parametrize("d, seqlen", [(64, 1024), (128, 1024), (64, 100)])
