@@ -15,7 +15,7 @@ import attrs
 import click
 
 from fa4core import console
-from fa4core.cli_variant import SETTINGS, requested, takes_problem
+from fa4core.cli_variant import REFUSALS, SETTINGS, requested, takes_problem
 from fa4core.compile.artifact import Artifact
 from fa4core.compile.build import build
 from fa4core.compile.kernel import Kernel as Source
@@ -37,6 +37,7 @@ from fa4core.sm100.forward.spec import Spec
 from fa4core.variant import Variant
 
 FA4 = "fa4"
+ELF = b"\x7fELF"  # how a cubin begins
 OURS, PEER = "ours", "peer"
 
 
@@ -56,17 +57,16 @@ def report(
     loop; and cycles modelled from them, beside the paper's roofline. VARIANT and the options of its
     own are as for `explain`.
     """
+    if check and peer is None:
+        raise click.UsageError(f"--check compares with a peer; give --peer {FA4} or a cubin")
+    found: list[checking.Line] = []
     try:
         variant, problem = requested(**asked)
         subject = Subject.of(variant, problem, target)
-        repeat = repeat or (3 if check else 1)
-        kernels = _kernels(subject, peer, repeat)
-        found: list[checking.Line] = []
+        kernels = _kernels(subject, peer, repeat or (3 if check else 1))
         if check:
-            found = checking.lines(kernels[0], subject.plain(), _needed(kernels, peer))
-    except (ValueError, TypeError, IndexError, ImportError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    except (NotImplementedError, ToolMissing) as error:
+            found = checking.lines(kernels[0], subject.plain(), kernels[1])
+    except (*REFUSALS, ToolMissing) as error:
         raise click.ClickException(str(error)) from error
     console.show(*renderables(kernels, subject.spec, subject.roofline, found))
     if path is not None:
@@ -130,42 +130,43 @@ class Subject:
 
 
 def _kernels(subject: Subject, peer: str | None, repeat: int) -> list[Kernel]:
-    """Ours, and the peer's; compilations take turns, so that both meet the same machine."""
-    makers: list[tuple[str, Callable[[], Artifact]]] = [(OURS, subject.compile)]
+    """Ours, and the peer's."""
+    makers = {OURS: subject.compile}
+    others = []
     if peer == FA4:
         call = subject.plan.variant, subject.plan.problem, resolve(subject.source.target)
         fa4_arguments(call[0])
         import_fa4()
-        makers.append((FA4, lambda: compile_fa4(*call)))
+        makers[FA4] = lambda: compile_fa4(*call)
+    elif peer is not None:
+        others = [subject.examine(PEER, _read(Path(peer), subject.source.target))]
+    smem = {OURS: subject.spec.smem_bytes}
+    return [
+        subject.examine(title, artifact, smem_bytes=smem.get(title), seconds=seconds)
+        for title, (artifact, seconds) in _compiled(makers, repeat).items()
+    ] + others
+
+
+def _compiled(
+    makers: dict[str, Callable[[], Artifact]], repeat: int
+) -> dict[str, tuple[Artifact, tuple[float, ...]]]:
+    """What each makes, and its times; they take turns, so that they meet the same machine."""
     made: dict[str, Artifact] = {}
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, tuple[float, ...]] = dict.fromkeys(makers, ())
     for _ in range(repeat):
-        for title, make in makers:
+        for title, make in makers.items():
             start = time.perf_counter()
             made[title] = make()
-            seconds.setdefault(title, []).append(time.perf_counter() - start)
-    smem = {OURS: subject.spec.smem_bytes}
-    kernels = [
-        subject.examine(title, made[title], smem_bytes=smem.get(title), seconds=tuple(times))
-        for title, times in seconds.items()
-    ]
-    if peer is not None and peer != FA4:
-        kernels.append(subject.examine(PEER, _read(Path(peer), subject.source.target)))
-    return kernels
+            seconds[title] += (time.perf_counter() - start,)
+    return {title: (made[title], seconds[title]) for title in makers}
 
 
 def _read(path: Path, target: str) -> Artifact:
-    if not path.is_file():
+    if not path.is_file() or not path.read_bytes().startswith(ELF):
         raise click.BadParameter(
-            f'{str(path)!r} is no file; give the path of a cubin, or "{FA4}"', param_hint="--peer"
+            f'{str(path)!r} is no cubin; give the path of one, or "{FA4}"', param_hint="--peer"
         )
     return Artifact(resolve(target), path.name, "", path.read_bytes())
-
-
-def _needed(kernels: list[Kernel], peer: str | None) -> Kernel:
-    if peer is None:
-        raise click.UsageError(f"--check compares with a peer; give --peer {FA4} or a cubin")
-    return kernels[1]
 
 
 def _as_json(kernels: list[Kernel], subject: Subject, found: list[checking.Line]) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def test_a_row_has_128_exponentials(plain) -> None:
         assert exponentials(k.figures["softmax", way]) == 128 + 1
 
 
-@pytest.mark.parametrize("fraction", [0.125, 1.0])
-def test_emulated_exponentials_leave_the_unit(fraction: float, plain) -> None:
+def test_emulated_exponentials_leave_the_unit(plain) -> None:
+    fraction = 0.25
     _, k = kernel(Variant(exp=exp.mixed(3, fraction)))
     softmax, all_hardware = (x.figures["softmax", "shortest"] for x in (k, plain[1]))
     assert exponentials(softmax) == 128 - 128 * fraction + 1
@@ -67,7 +67,7 @@ def test_emulated_exponentials_leave_the_unit(fraction: float, plain) -> None:
     assert fma[0] > fma[1]
 
 
-@pytest.mark.parametrize("d, seqlen", [(64, 1024), (128, 1024), (64, 100)])
+@pytest.mark.parametrize("d, seqlen", [(128, 1024), (64, 100)])
 def test_products_and_tensor_cycles_follow_from_the_tiles(d: int, seqlen: int) -> None:
     """An MMA instruction takes 16 of the contracted dimension: d for S, 128 keys for O."""
     subject, k = kernel(Variant(exp=exp.hardware()), d, seqlen)
@@ -153,11 +153,12 @@ def test_the_command_prints_and_writes(tmp_path: Path, plain) -> None:
 
 
 def test_wrong_requests_say_what_is_accepted(tmp_path: Path) -> None:
-    assert "is no file" in report("variants.full", "--peer", str(tmp_path / "no.cubin"), code=2)
-    assert "--peer" in report("variants.full", "--seqlen", "128", "--check", code=2)
-    empty = tmp_path / "empty.cubin"
-    empty.write_bytes(b"nothing")
-    assert "failed on the cubin" in report("variants.full", "--peer", str(empty), code=1)
+    """Before anything is compiled."""
+    text = tmp_path / "text.cubin"
+    text.write_text("nothing")
+    for path in (text, tmp_path / "missing.cubin"):
+        assert "is no cubin" in report("variants.full", "--peer", str(path), code=2)
+    assert "--peer" in report("variants.full", "--check", code=2)
     wanted = report("variants.full", "--dtype", "float32", code=1)
     assert "bfloat16 and float16" in wanted
 
