@@ -40,6 +40,7 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
     while index < plan.count:
         item = plan.item(index)
         rows = work.start()
+        begun = False  # nothing was accumulated before the first block: no factor for it
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
             for j in range(run.first, run.end):
@@ -50,16 +51,18 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                 else:
                     work.modify(t, scores, item, j, True)
                 factor = rows.raise_maximum(scores)
-                stats_free.wait(t)
-                work.post_factor(t, factor)
-                stats.arrive(t)
+                if begun:
+                    stats_free.wait(t)
+                    work.post_factor(t, factor)
+                    stats.arrive(t)
+                    stats_free.advance()
+                begun = True
                 for part in range_of_parts:
                     rows.add(work.store_p(t, part, scores, rows))
                 p.arrive(t)
                 rows.add(work.store_p_last(t, scores, rows))
                 p_last.arrive(t)
                 s.advance()
-                stats_free.advance()
         if item.blocks > 0:
             stats_free.wait(t)
             work.post_rows(t, rows)
