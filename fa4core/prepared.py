@@ -106,8 +106,7 @@ def prepare(
     launch = None
     if rest is not None:
         rest = tuple(_moved(r, q.device) for r in rest)
-        types = _types(q.dtype, spaces, rest)
-        kernel = Kernel(skeleton.function(spec), types, spec, place.target, place.emulated)
+        kernel = _kernel(skeleton, spec, q.dtype, spaces, rest, place.target, place.emulated)
         launch, rest = place.bind(obtain(kernel).function, rest)
     shown = tuple(_shown(t) for t in (q, k, v))
     fill = launch is None or not _covered(call.problem, q)
@@ -126,7 +125,8 @@ def kernel_of(skeleton: Skeleton, call: Call, target: str) -> Kernel | None:
     rest = skeleton.run_time(call, spec, 1)
     if rest is None:
         return None
-    return Kernel(skeleton.function, _types(call.problem.dtype, rest), spec, target)
+    spaces = skeleton.workspaces(call, spec, (1,) * 4, (1,) * 3)
+    return _kernel(skeleton, spec, call.problem.dtype, spaces, rest, target)
 
 
 @attrs.frozen
@@ -147,11 +147,20 @@ class Place:
     bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]]
 
 
-def _types(dtype: torch.dtype, spaces: tuple[Shape, ...], rest: tuple) -> tuple:
-    """Types of all arguments. Inputs and output differ in nothing that is compiled for."""
+def _kernel(
+    skeleton: Skeleton,
+    spec: Any,
+    dtype: torch.dtype,
+    spaces: tuple[Shape, ...],
+    rest: tuple,
+    target: str,
+    emulated: bool = False,
+) -> Kernel:
+    """What to compile. Inputs and output differ in nothing that is compiled for."""
     like = [torch.empty((0,) * 4, dtype=dtype)] * 4 + [torch.empty((0,) * 3)] * 2
     like += [torch.empty((0,) * len(s)) for s in spaces]
-    return tuple(map(type_of, (*like, *rest)))
+    types = tuple(map(type_of, (*like, *rest)))
+    return Kernel(skeleton.function(spec), types, spec, target, emulated)
 
 
 def _moved(argument: Any, device: torch.device) -> Any:
