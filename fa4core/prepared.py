@@ -97,36 +97,30 @@ def prepare(
         place: Where it will run.
     """
     packed = q.dim() == 3
-    batch = () if not packed else (1,)
-    out_shape = (*batch, *q.shape[:-1], call.problem.head_dim_v)
+    out_shape = (*((1,) if packed else ()), *q.shape[:-1], call.problem.head_dim_v)
     rows_shape = (out_shape[0], out_shape[2], out_shape[1])
-    spec = skeleton.spec_of(call, place.target)
-    rest = skeleton.run_time(call, spec, place.sms)
-    spaces = skeleton.workspaces(call, spec, out_shape, rows_shape)
-    launch = None
-    if rest is not None:
+    kernel, rest = kernel_of(skeleton, call, place)
+    launch: Callable[..., Any] | None = None
+    spaces: tuple[Shape, ...] = ()
+    if kernel is not None:
+        assert place.bind is not None
+        spaces = skeleton.workspaces(call, kernel.spec, out_shape, rows_shape)
         rest = tuple(_moved(r, q.device) for r in rest)
-        kernel = _kernel(skeleton, spec, q.dtype, spaces, rest, place.target, place.emulated)
         launch, rest = place.bind(obtain(kernel).function, rest)
     shown = tuple(_shown(t) for t in (q, k, v))
     fill = launch is None or not _covered(call.problem, q)
-    return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest or ())
+    return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest)
 
 
-def kernel_of(skeleton: Skeleton, call: Call, target: str) -> Kernel | None:
-    """What a call on a GPU compiles, from its sizes alone; None if there is no work.
-
-    Args:
-        skeleton: The family of kernels.
-        call: Validated and supported.
-        target: Name of the target.
-    """
-    spec = skeleton.spec_of(call, target)
-    rest = skeleton.run_time(call, spec, 1)
+def kernel_of(skeleton: Skeleton, call: Call, place: Place) -> tuple[Kernel | None, tuple]:
+    """A call's kernel, None if there is no work, and its arguments after the workspaces."""
+    spec = skeleton.spec_of(call, place.target)
+    rest = skeleton.run_time(call, spec, place.sms)
     if rest is None:
-        return None
-    spaces = skeleton.workspaces(call, spec, (1,) * 4, (1,) * 3)
-    return _kernel(skeleton, spec, call.problem.dtype, spaces, rest, target)
+        return None, ()
+    spaces = skeleton.workspaces(call, spec, (0,) * 4, (0,) * 3)
+    types = _types(call.problem.dtype, spaces, rest)
+    return Kernel(skeleton.function(spec), types, spec, place.target, place.emulated), rest
 
 
 @attrs.frozen
@@ -137,30 +131,21 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        bind: (host function, arguments behind the workspaces) -> what to call, and with which of
-            these.
+        bind: (host function, arguments behind the workspaces) -> what to call, and with which
+            of these; None if nothing will be launched there.
     """
 
     target: str
     sms: int
     emulated: bool
-    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]]
+    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]] | None = None
 
 
-def _kernel(
-    skeleton: Skeleton,
-    spec: Any,
-    dtype: torch.dtype,
-    spaces: tuple[Shape, ...],
-    rest: tuple,
-    target: str,
-    emulated: bool = False,
-) -> Kernel:
-    """What to compile. Inputs and output differ in nothing that is compiled for."""
+def _types(dtype: torch.dtype, spaces: tuple[Shape, ...], rest: tuple) -> tuple:
+    """Types of all arguments. Inputs and output differ in nothing that is compiled for."""
     like = [torch.empty((0,) * 4, dtype=dtype)] * 4 + [torch.empty((0,) * 3)] * 2
     like += [torch.empty((0,) * len(s)) for s in spaces]
-    types = tuple(map(type_of, (*like, *rest)))
-    return Kernel(skeleton.function(spec), types, spec, target, emulated)
+    return tuple(map(type_of, (*like, *rest)))
 
 
 def _moved(argument: Any, device: torch.device) -> Any:

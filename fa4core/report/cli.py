@@ -24,7 +24,7 @@ from fa4core.compile.tools import ToolMissing
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
-from fa4core.prepared import kernel_of
+from fa4core.prepared import Place, kernel_of
 from fa4core.report import check as checking
 from fa4core.report.figures import Shape
 from fa4core.report.kernel import Kernel, examine
@@ -94,7 +94,8 @@ class Subject:
         Raises:
             NotImplementedError, ValueError: It has none; with the reason.
         """
-        source = kernel_of(FORWARD, call_for(variant, problem, target), target)
+        place = Place(target, sms=1, emulated=False)  # how many SMs, no code depends on
+        source, _ = kernel_of(FORWARD, call_for(variant, problem, target), place)
         if source is None:
             raise ValueError("no query and no key to attend to: such a call launches nothing")
         return cls(Plan(variant, problem, planned(target)), source)
