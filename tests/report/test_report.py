@@ -78,13 +78,6 @@ def test_products_and_tensor_cycles_follow_from_the_tiles(d: int, seqlen: int) -
     assert tensor == pytest.approx(tiles * 4 * 128 * 128 * d / 8192)
 
 
-def test_a_mask_costs_on_masked_tiles_only(plain) -> None:
-    _, k = kernel(Variant(mask=mask.causal(), exp=exp.hardware()))
-    full, partial = (k.figures["softmax", way] for way in ("shortest", "longest"))
-    assert partial.pipes["ALU"] > full.pipes["ALU"] + 64
-    assert exponentials(full) == exponentials(partial)
-
-
 def test_long_mods_are_counted_as_often_as_they_run() -> None:
     """tanh of 128 scores is at least 128 operations of the unit, in a loop or not."""
     _, k = kernel(Variant(score=score.softcap(20.0), exp=exp.hardware()))
