@@ -6,7 +6,7 @@ and arrivals, and with a stand-in for its work that writes down the declared eff
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -107,8 +107,9 @@ class _Anything:
 class _Work:
     """Stands in for a role's work: methods with a declared effect record it."""
 
-    def __init__(self, kind: type, recorder: Recorder, tiles: tuple[int, ...]):
-        self._kind, self._recorder, self.tiles = kind, recorder, tiles
+    def __init__(self, kind: type, recorder: Recorder, known: Mapping[str, Any]):
+        self._kind, self._recorder = kind, recorder
+        self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
         effect = getattr(getattr(self._kind, name, None), "effect", None)
@@ -127,7 +128,7 @@ class _Work:
 def effects_of(work: type, ends: Ends) -> Any:
     """A stand-in for `work` that records where `ends` do: for what roles have besides their own."""
     assert isinstance(ends.barriers, Recorder)
-    return _Work(work, ends.barriers, ())
+    return _Work(work, ends.barriers, {})
 
 
 def undecorated(function: Callable[..., Any]) -> FunctionType:
@@ -151,7 +152,7 @@ def record(
     function: Callable[..., Any],
     work: type,
     plan: Any,
-    tiles: tuple[int, ...],
+    known: Mapping[str, Any],
 ) -> list[Program]:
     """Run a role's function for each of its copies.
 
@@ -162,7 +163,7 @@ def record(
             `function(work, plan, ends, copy)`; decorated for the device or not.
         work: The class of its work, whose methods declare effects.
         plan: With Python integers.
-        tiles: What `work.tiles` is.
+        known: Attributes of the work that the role goes by, such as how many tiles there are.
     """
     plain = undecorated(function)
     programs = []
@@ -170,7 +171,7 @@ def record(
     for copy in range(pipeline.role(role).copies):
         recorder = Recorder(pipeline)
         extra = (copy,) if per_copy else ()
-        plain(_Work(work, recorder, tiles), plan, Ends(pipeline, role, recorder), *extra)
+        plain(_Work(work, recorder, known), plan, Ends(pipeline, role, recorder), *extra)
         name = f"{role}{copy}" if per_copy else role
         programs.append(Program(name, tuple(recorder.events)))
     return programs
