@@ -275,7 +275,9 @@ def forward(
     load_k, g_k = atom(views.keys(k), (spec.key_rows,), spec.d)
     load_v, g_v = atom(views.keys(v), (spec.key_rows,), spec.d_v)
     to_global = cpasync.CopyBulkTensorTileS2GOp()
-    store_out, g_out = atom(views.results(out, spec), views.q_rows(spec), spec.out_columns, to_global)
+    store_out, g_out = atom(
+        views.results(out, spec), views.q_rows(spec), spec.out_columns, to_global
+    )
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
