@@ -32,7 +32,7 @@ _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
 
-def out_type(spec: Spec) -> type:
+def out_type(spec: Spec) -> Any:
     return cutlass.Float32 if spec.split else _DTYPES[spec.dtype]
 
 

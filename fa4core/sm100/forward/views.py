@@ -7,6 +7,8 @@ them. `kernel` makes copy atoms from a view and a box; `load` names tiles of the
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import cute
 
@@ -18,7 +20,7 @@ def panel(columns: int) -> int:
     return next(width for width in (64, 32, 16) if columns % width == 0)
 
 
-def swizzle(columns: int, dtype: type) -> cute.Swizzle:
+def swizzle(columns: int, dtype: Any) -> cute.Swizzle:
     """Over a panel of 128, 64 or 32 bytes."""
     return cute.make_swizzle({128: 3, 64: 2, 32: 1}[panel(columns) * dtype.width // 8], 4, 3)
 
@@ -33,7 +35,7 @@ def box(rows: tuple[int, ...], columns: int) -> cute.Layout:
     return cute.make_layout(shape, stride=(*strides, (1, TILE * width)))
 
 
-def swizzled(layout: cute.Layout, columns: int, dtype: type) -> cute.ComposedLayout:
+def swizzled(layout: cute.Layout, columns: int, dtype: Any) -> cute.ComposedLayout:
     return cute.make_composed_layout(swizzle(columns, dtype), 0, layout)
 
 
