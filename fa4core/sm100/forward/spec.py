@@ -6,6 +6,10 @@ by block (P0 V, next S0), (P1 V, next S1). One thread issues them and the tensor
 order, so "S of block i + 1 is there" also says that P V of block i is done: the correction role
 may touch O as soon as the softmax role has posted the statistics of block i + 1, and S may be
 overwritten because the P V that read its alias P was issued before.
+
+With two CTAs, a cluster works on one work tile. The first CTA's MMA warp issues products of 256
+rows, 128 in each CTA; each loads its own Q, half of the keys of K and half of the columns of V, and
+both work on the rows of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ class Spec:
         graph: Mask, score mod and sink as canonical text (`VariantGraph.dump`).
         dtype: "bfloat16" or "float16".
         head_dim, head_dim_v: Of the problem.
-        tiles: Query tiles side by side, 1 or 2.
+        tiles: Query tiles side by side in a CTA, 1 or 2.
+        ctas: CTAs that share an MMA, 1 or 2.
         exp: How exponentials are computed.
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
         negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
@@ -57,6 +62,7 @@ class Spec:
     head_dim: int
     head_dim_v: int
     tiles: int = 2
+    ctas: int = 1
     exp: Exp = attrs.field(factory=Exp)
     threshold: float = 8.0
     negative_scale: bool = False
@@ -81,9 +87,9 @@ class Spec:
         return self.page_rows or TILE
 
     @property
-    def key_copies(self) -> int:
-        """Copies that bring a block of keys."""
-        return TILE // self.key_rows
+    def k_rows(self) -> int:
+        """Keys of K, of which a CTA may hold but a share, that one copy brings."""
+        return min(self.key_rows, self.keys)
 
     @property
     def rows(self) -> int:
@@ -97,12 +103,29 @@ class Spec:
 
     @property
     def d_v(self) -> int:
-        return -(-self.head_dim_v // 16) * 16
+        """Likewise: every CTA has a multiple of 16 of its columns."""
+        step = 16 * self.ctas
+        return -(-self.head_dim_v // step) * step
+
+    @property
+    def keys(self) -> int:
+        """Rows of K that a CTA holds of a tile."""
+        return TILE // self.ctas
+
+    @property
+    def columns(self) -> int:
+        """Columns of V that a CTA holds."""
+        return self.d_v // self.ctas
+
+    @property
+    def side(self) -> int:
+        """Query tiles of a work tile."""
+        return self.tiles * self.ctas
 
     @property
     def kv_bytes(self) -> int:
-        """Of a stage of the ring that K and V share."""
-        return TILE * max(self.d, self.d_v) * 2
+        """Of a stage of the ring that K and V share, in each CTA."""
+        return TILE * max(self.d, self.d_v) * 2 // self.ctas
 
     @property
     def kv_stages(self) -> int:
@@ -141,9 +164,10 @@ class Spec:
             roles=(
                 Role("softmax", 0, 4, copies=tiles, registers=192),
                 Role("correction", 4 * tiles, 4, registers=64),
-                Role("mma", 4 * tiles + 4, 1, registers=64),
+                Role("mma", 4 * tiles + 4, 1, registers=64, leader=True),
                 Role("load", 4 * tiles + 5, 1, registers=64),
-                Role("scheduler", 4 * tiles + 6, 1, registers=64),  # idle without a queue
+                # idle without a queue
+                Role("scheduler", 4 * tiles + 6, 1, registers=64, leader=True),
                 Role("store", 4 * tiles + 7, 1, registers=64),
             ),
             signals=(
@@ -182,6 +206,7 @@ class Spec:
                 Region("p_last", LAST, stages=tiles, inside="s", offset=TILE - LAST),
                 Region("o", self.d_v, stages=tiles),
             ),
+            ctas=self.ctas,
         )
 
     @cached_property

@@ -1,8 +1,9 @@
 """How TMA sees tensors: views of global memory, and boxes of shared memory that it fills.
 
 All operands lie in shared memory as panels: 128 rows of 16, 32 or 64 columns, one behind the other,
-swizzled over the whole width of a panel; the tensor core reads Q and K, and V transposed, out of
-them. `kernel` makes copy atoms from a view and a box; `load` names tiles of the views.
+swizzled over the whole width of a panel (a CTA of a pair has panels of 64 rows of K); the tensor
+core reads Q and K, and V transposed, out of them. `kernel` makes copy atoms from a view and a box;
+`load` names tiles of the views.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ def swizzle(columns: int, dtype: Any) -> cute.Swizzle:
     return cute.make_swizzle({128: 3, 64: 2, 32: 1}[panel(columns) * dtype.width // 8], 4, 3)
 
 
-def box(rows: tuple[int, ...], columns: int) -> cute.Layout:
-    """Rows of the panels, the first mode of `rows` fastest, and all their columns."""
+def box(rows: tuple[int, ...], columns: int, height: int = TILE) -> cute.Layout:
+    """Rows of the panels, the first mode of `rows` fastest, and all their columns.
+
+    Args:
+        height: Rows of a panel, of which all or the first are in the box.
+    """
     width = panel(columns)
     strides = [width]
     for n in rows[:-1]:
         strides.append(strides[-1] * n)
     shape = (*rows, (width, columns // width))
-    return cute.make_layout(shape, stride=(*strides, (1, TILE * width)))
+    return cute.make_layout(shape, stride=(*strides, (1, height * width)))
 
 
 def swizzled(layout: cute.Layout, columns: int, dtype: Any) -> cute.ComposedLayout:
