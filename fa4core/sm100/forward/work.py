@@ -56,6 +56,21 @@ class Run:
     kinds: Any
 
 
+@attrs.frozen(eq=False)
+class Share:
+    """What a CTA has of a work tile: `tiles` query tiles, behind those of the CTAs before it.
+
+    Attributes:
+        tiles: Query tiles of each CTA.
+        cta: Rank of the CTA among those that share the work tile.
+        ctas: How many those are.
+    """
+
+    tiles: int
+    cta: Any = 0
+    ctas: int = 1
+
+
 FIELDS = len(attrs.fields(Item))
 RUN_FIELDS = len(attrs.fields(Run))
 
@@ -65,17 +80,25 @@ class Plan(Fixed):
 
     `items` and `runs` are indexed as `table[row, field]`: device tensors, or lists of tuples in the
     checker through `rows`. `source` makes a role's end of the work source from its endpoints.
+    `share` is what the role's CTA has of a work tile.
     """
 
-    def __init__(self, items: Any, runs: Any, count: Any, source: Callable[[Ends], Any]):
+    def __init__(
+        self, items: Any, runs: Any, count: Any, source: Callable[[Ends], Any], share: Share
+    ):
         self.items, self.runs, self.count, self.source = items, runs, count, source
+        self.share = share
 
     def item(self, index: Any) -> Item:
-        return Item(*(self.items[index, i] for i in range(FIELDS)))
+        """The CTA's share of a work tile, as a work tile of its own."""
+        item = Item(*(self.items[index, i] for i in range(FIELDS)))
+        if self.share.ctas == 1:
+            return item
+        return attrs.evolve(item, tile=item.tile * self.share.ctas + self.share.cta)
 
     def run(self, index: Any) -> Run:
         return Run(*(self.runs[index, i] for i in range(RUN_FIELDS)))
 
     def kind(self, run: Run, t: Any) -> Any:
-        """Kind of the run for query tile `t` of the work tile."""
-        return (run.kinds >> (2 * t)) & 3
+        """Kind of the run for the CTA's query tile `t`."""
+        return (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
