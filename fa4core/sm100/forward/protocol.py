@@ -19,6 +19,7 @@ from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
 from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import Spec
+from fa4core.sm100.forward.store import StoreWork, store
 from fa4core.sm100.forward.work import FIELDS, Item, Plan, Share
 
 ROLES: dict[str, tuple[Callable[..., Any], type]] = {
@@ -26,6 +27,7 @@ ROLES: dict[str, tuple[Callable[..., Any], type]] = {
     "correction": (correction, CorrectionWork),
     "mma": (mma, MmaWork),
     "load": (load, LoadWork),
+    "store": (store, StoreWork),
 }
 QUEUE_ROLES: dict[str, tuple[Callable[..., Any], type]] = {"scheduler": (scheduler, Answers)}
 
@@ -70,11 +72,12 @@ def programs(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    plan, tiles = plan_of(spec, blocks), tuple(range(spec.tiles))
+    plan = plan_of(spec, blocks)
+    known = {"tiles": tuple(range(spec.tiles)), "parts": tuple(range(spec.out_parts))}
     recorded: list[Program] = []
     for role, (function, work) in (ROLES | (QUEUE_ROLES if spec.dynamic else {})).items():
         chosen = (change or {}).get(role, function)
-        recorded += record(spec.pipeline, role, chosen, work, plan, tiles)
+        recorded += record(spec.pipeline, role, chosen, work, plan, known)
     return recorded
 
 
