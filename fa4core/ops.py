@@ -91,7 +91,7 @@ def kernels_of(
     for problem in problems:
         call = _analysed(variant.program, problem, None, scale)
         check(call.program, problem, torch.device("cpu"), "sm100")
-        kernel, _ = kernel_of(FORWARD, call, place, torch.device("cpu"))
+        kernel, _ = kernel_of(FORWARD, call, place)
         if kernel is not None:
             found |= {k.key: k for k in (*FORWARD.before(call, place), kernel)}
     return list(found.values())

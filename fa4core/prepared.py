@@ -125,7 +125,11 @@ def prepare(
 
 
 def kernel_of(
-    skeleton: Skeleton, call: Call, place: Place, device: torch.device, metadata: Any = None
+    skeleton: Skeleton,
+    call: Call,
+    place: Place,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (a value)
+    metadata: Any = None,
 ) -> tuple[Kernel | None, tuple]:
     """A call's kernel, None if there is no work, and its arguments after the workspaces."""
     spec = skeleton.spec_of(call, place.target)
