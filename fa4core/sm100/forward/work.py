@@ -81,9 +81,10 @@ class Plan(Fixed):
     def run(self, index: Any) -> Run:
         return Run(*(self.runs[index, i] for i in range(RUN_FIELDS)))
 
-    def kind(self, run: Run, t: Any) -> Any:
-        """Kind of the run for query tile `t` of the work tile."""
-        return (run.kinds >> (2 * t)) & 3
+    def end(self, run: Run, t: Any, partial: bool) -> Any:
+        """Where the run ends for query tile `t` if it is of this kind; else `run.first`."""
+        full = ((run.kinds >> (2 * t)) & 3) // FULL  # arithmetic: a device value can't branch here
+        return run.first + (run.end - run.first) * (1 - full if partial else full)
 
 
 def tables(
