@@ -6,13 +6,13 @@ import math
 
 import torch
 
-import fa4core.ops  # noqa: F401  (registers the operators)
+from fa4core.recall import PADDED, find, keep, key_of
 from fa4core.variant import Variant
 from primitives.sequence import Layout
 
 Tensor = torch.Tensor
 
-_FULL, _PADDED = Variant(), Layout()
+_FULL = Variant()
 
 
 def attention(
@@ -68,24 +68,32 @@ def attention(
             accepted and what to do.
     """
     variant = _FULL if variant is None else variant
-    layout = _PADDED if layout is None else layout
-    _check_types(q, k, v, variant, layout, scale)
-    out, lse, row_max = torch.ops.fa4core.forward(
-        q,
-        k,
-        v,
-        variant.arguments,
-        layout.cu_seqlens_q,
-        layout.cu_seqlens_k,
-        layout.seqused_q,
-        layout.seqused_k,
-        layout.page_table,
-        layout.max_seqlen_q,
-        layout.max_seqlen_k,
-        variant.spec,
-        None if scale is None else float(scale),
-        backend,
-    )
+    layout = PADDED if layout is None else layout
+    key = key_of(q, k, v, variant, layout, scale, backend)
+    prepared = None if key is None else find(variant, key)
+    if prepared is None:
+        _check_types(q, k, v, variant, layout, scale)
+        if key is not None:
+            prepared = keep(key, q, k, v, variant, layout, scale, backend)
+    if prepared is not None:
+        out, lse, row_max = prepared(q, k, v)
+    else:
+        out, lse, row_max = torch.ops.fa4core.forward(
+            q,
+            k,
+            v,
+            variant.arguments,
+            layout.cu_seqlens_q,
+            layout.cu_seqlens_k,
+            layout.seqused_q,
+            layout.seqused_k,
+            layout.page_table,
+            layout.max_seqlen_q,
+            layout.max_seqlen_k,
+            variant.spec,
+            None if scale is None else float(scale),
+            backend,
+        )
     if q.dtype == torch.float32:  # the operator keeps them exact for the backward pass
         lse, row_max = lse.float(), row_max.float()
     if return_lse and return_row_max:

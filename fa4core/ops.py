@@ -16,20 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa4core.backends import announce, check, choose
+from fa4core.backends import announce, check, choose, target_of
 from fa4core.plan.captured import check_device
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import tile_map
+from fa4core.prepared import Prepared, in_emulator, on_device, prepare
 from fa4core.program import Program
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
+from fa4core.sm100.forward.launch import FORWARD
 from fa4core.sm100.support import check_tensors
 from primitives.expr import Capture
 from primitives.sequence import Layout
 
 
-def _call(
+def plan_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -41,11 +43,13 @@ def _call(
 ) -> tuple[Call, str]:
     """Check everything and analyse the mask; gives the call and the backend it takes."""
     problem = Problem.from_tensors(q, k, v, layout)
-    chosen, why = choose(backend, q.device)
-    if backend == "auto" and q.device.type != "cpu":
-        announce(chosen, why)
     program = Program.parse(spec, captured)
+    chosen, why = choose(backend, q.device, program, problem)
+    if chosen == "reference" and backend == "auto" and q.device.type != "cpu":
+        announce(chosen, why)
     check(program, problem, q.device, chosen)
+    if chosen != "reference":
+        check_tensors(q, k, v)
     tiles = tile_map(
         program.graph.mask,
         batch=problem.batch,
@@ -55,6 +59,15 @@ def _call(
     )
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
     return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k), chosen
+
+
+def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
+    """A call of a backend that has kernels, ready to run."""
+    if chosen == "emulator":
+        return prepare(FORWARD, call, q, k, v, in_emulator("sm100"))
+    target = target_of(q.device)
+    assert target is not None  # `choose` has seen to it
+    return prepare(FORWARD, call, q, k, v, on_device(target, q.device))
 
 
 @torch.library.custom_op("fa4core::forward", mutates_args=())
@@ -81,13 +94,10 @@ def forward(
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
-    call, chosen = _call(q, k, v, captured, layout, spec, scale, backend)
-    if chosen == "emulator":
-        from fa4core.sm100.forward.launch import emulated_forward  # imports the DSL
-
-        check_tensors(q, k, v)
-        return emulated_forward(call, q, k, v)
-    return tiled_forward(call, q, k, v)
+    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
+    if chosen == "reference":
+        return tiled_forward(call, q, k, v)
+    return prepared(call, chosen, q, k, v)(q, k, v)
 
 
 @forward.register_fake
@@ -130,12 +140,14 @@ def backward(
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
-    call, chosen = _call(q, k, v, captured, layout, spec, scale, backend)
-    if chosen == "emulator":
-        raise NotImplementedError(
-            "backend='emulator' has no backward kernels yet; call it under torch.no_grad(), or use "
-            "backend='reference'"
-        )
+    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
+    if chosen != "reference":
+        lacks = f"backend={chosen!r} has no backward kernels yet"
+        if backend != "auto":
+            raise NotImplementedError(
+                f"{lacks}; call it under torch.no_grad(), or use backend='reference'"
+            )
+        announce("reference", f"{lacks}, so the backward pass runs on it")
     result = tiled_backward(call, q, k, v, out, lse, grad_out, grad_lse)
     gradients = []
     for slot in differentiated(spec):

@@ -30,16 +30,16 @@ class Predicate:
 
     def __init__(self, node: Node, row: Scope, first: Any):
         self.node, self.row, self.first = node, row, first
-        self.words: dict[Node, Any] = {}
+        self.words: dict[Node, Any] = {}  # None: there is none
 
     def at(self, i: int, element: Scope) -> Any:
         """Whether it holds for key `first + i`, whose scope is `element`."""
         return self._at(self.node, i, element)
 
     def _at(self, node: Node, i: int, element: Scope) -> Any:
-        if is_word(node):
-            if node not in self.words:
-                self.words[node] = word(node, self._edge, self._fixed)
+        if node not in self.words:
+            self.words[node] = word(node, self._edge, self._fixed) if is_word(node) else None
+        if self.words[node] is not None:
             bit = 1 << i if i < BITS - 1 else -1 << i
             return (self.words[node] & bit) != 0
         if node.op == "not":

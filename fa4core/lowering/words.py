@@ -64,7 +64,6 @@ def _reaches(x: Node, least: Node) -> Edge | None:
     return None if below is None else Edge(below.bound, not below.rising)
 
 
-@functools.cache
 def is_word(node: Node) -> bool:
     """Whether a condition has a word: boolean algebra of edges and of what is fixed in a row."""
     if not per_element(node):

@@ -190,7 +190,7 @@ def _paths(
         answers.append(Choice(name, support.ok, support.reason))
     paths = tuple(answers)
     try:
-        name, why = choose(backend, device)
+        name, why = choose(backend, device, variant.program, problem)
     except NotImplementedError as error:
         return Choice(backend, False, str(error)), paths
     possible = next(p for p in paths if p.backend == name)

@@ -166,7 +166,7 @@ class Plan:
         shape, p = self.backward_tile, self.problem
         across = self._map(self.variant.graph.mask, shape.q, shape.k * shape.ctas).transpose()
         costs = self._block_cycles(backward=True)
-        tiles = _work_tiles(across, p.heads_q, costs)
+        tiles = _work_tiles(across, p.heads_q, costs, p.group)
         schedules = makespan.candidates(False, self._orders_differ)
         return [makespan.simulate(tiles, s, workload) for s in schedules]
 
@@ -175,7 +175,8 @@ class Plan:
         rows = shape.q * shape.stages
         costs = self._block_cycles(backward=False)
         if not packed:
-            return _work_tiles(self._map(self.variant.graph.mask, rows, shape.k), p.heads_q, costs)
+            across = self._map(self.variant.graph.mask, rows, shape.k)
+            return _work_tiles(across, p.heads_q, costs, p.group)
         mask = any_of_group(self.variant.graph.mask, p.group)
         across = self._map(mask, max(1, rows // p.group), shape.k, heads=p.heads_kv)
         return _work_tiles(across, p.heads_kv, costs)
@@ -208,7 +209,6 @@ class Plan:
         moved = queries * (p.head_dim + p.head_dim_v) * size + keys
         passes = 3 if backward else 1  # read again, with gradients read or written beside them
         ctas = self.backward_tile.ctas if backward else 1
-        longest = max(p.seqlens_k, default=0)
         return Workload(
             rates=rates,
             cost=self._cost(backward),
@@ -216,8 +216,8 @@ class Plan:
             flop=self.attended * per_score * (2.5 if backward else 1),
             bytes_moved=moved * passes,
             combine_bytes=2 * queries * (p.head_dim_v + 1) * 4,
-            heads_in_section=makespan.heads_in_section(
-                rates.l2_bytes, longest * (p.head_dim + p.head_dim_v) * size
+            kv_heads_in_section=makespan.kv_heads_in_section(
+                rates.l2_bytes, np.asarray(p.seqlens_k) * ((p.head_dim + p.head_dim_v) * size)
             ),
         )
 
@@ -293,7 +293,9 @@ def _indices(tiles: TileMap, heads: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return sequence, np.concatenate(empty + head), np.concatenate(empty + index)
 
 
-def _work_tiles(tiles: TileMap, heads: int, cycles: tuple[float, float]) -> WorkTiles:
+def _work_tiles(
+    tiles: TileMap, heads: int, cycles: tuple[float, float], group: int = 1
+) -> WorkTiles:
     partial, full = tiles.lengths(PARTIAL), tiles.lengths(FULL)
     cost = partial * cycles[0] + full * cycles[1]
-    return WorkTiles(*_indices(tiles, heads), partial + full, cost)
+    return WorkTiles(*_indices(tiles, heads), partial + full, cost, group)

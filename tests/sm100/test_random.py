@@ -24,8 +24,8 @@ def supported(case: Case) -> Case:
     shape, layout = case.shape, case.layout
     if any(d % 8 or d > 256 for d in (shape.head_dim, shape.head_dim_v)):
         shape = attrs.evolve(shape, head_dim=64, head_dim_v=32)
-    if layout.kind.startswith("paged"):
-        layout = attrs.evolve(layout, kind="varlen")
+    if layout.page_size % 8:
+        layout = attrs.evolve(layout, page_size=8 * layout.page_size)
     return attrs.evolve(
         case,
         shape=shape,

@@ -5,8 +5,10 @@ Assembles what the role files need from a `Spec`'s declaration; `launch` compile
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
@@ -77,6 +79,7 @@ def forward_kernel(
     row_max: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
+    page_table: cute.Tensor,
     captured: tuple,
     scale: cutlass.Float32,
 ):
@@ -123,10 +126,10 @@ def forward_kernel(
         cute.arch.setmaxregister_decrease(registers["load"])
         operands = {
             "q": (load_q, q, _panels(memory, spec, "q", views.q_rows(spec), spec.d)),
-            "k": (load_k, k, _panels(memory, spec, "kv", (TILE,), spec.d)),
-            "v": (load_v, v, _panels(memory, spec, "kv", (TILE,), spec.d_v)),
+            "k": (load_k, k, _panels(memory, spec, "kv", (spec.key_rows,), spec.d)),
+            "v": (load_v, v, _panels(memory, spec, "kv", (spec.key_rows,), spec.d_v)),
         }
-        load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+        load(LoadWork(spec, operands, page_table), plan, Ends(pipeline, "load", barriers))
     if is_scheduler:
         cute.arch.setmaxregister_decrease(registers["scheduler"])
         if cutlass.const_expr(spec.dynamic):
@@ -172,9 +175,11 @@ def _operand(
 def _panels(
     memory: cute.Pointer, spec: Spec, name: str, rows: tuple[int, ...], columns: int
 ) -> cute.Tensor:
-    """A region's tiles as TMA fills them; the last mode is the stage."""
+    """A region's tiles as TMA fills them; the last modes are the copy and the stage."""
     region, layout = spec.smem[name], views.box(rows, columns)
-    dtype = _DTYPES[spec.dtype]
+    dtype, count = _DTYPES[spec.dtype], math.prod(rows)
+    copies = cute.make_layout(TILE // count, stride=count * views.panel(columns))
+    layout = cute.append(layout, copies)
     stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
     pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns), dtype=dtype)
     return cute.make_tensor(pointer, cute.append(layout, stages))
@@ -231,13 +236,15 @@ def forward(
     row_max: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
+    page_table: cute.Tensor,
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
+    stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
-    heads, rows); items and runs: see `work.tables`."""
+    heads, rows); items and runs: see `work.tables`. In pages, k and v: (pages, rows, heads, d)."""
     by_tma = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
 
     def atom(view: cute.Tensor, rows: tuple[int, ...], columns: int) -> tuple:
@@ -245,12 +252,15 @@ def forward(
         return cpasync.make_tiled_tma_atom(by_tma, view, layout, (*rows, columns))
 
     load_q, g_q = atom(views.queries(q, spec), views.q_rows(spec), spec.d)
-    load_k, g_k = atom(views.keys(k), (TILE,), spec.d)
-    load_v, g_v = atom(views.keys(v), (TILE,), spec.d_v)
+    load_k, g_k = atom(views.keys(k), (spec.key_rows,), spec.d)
+    load_v, g_v = atom(views.keys(v), (spec.key_rows,), spec.d_v)
     rows = views.by_rows(out)
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
-        spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, captured, scale
-    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)
+        spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, page_table,
+        captured, scale,
+    ).launch(
+        grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
+    )  # fmt: skip

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward.spec import TILE, Spec
@@ -35,12 +37,13 @@ def load(work: Any, plan: Any, ends: Ends):
             for r in range(item.first_run, item.end_run):
                 run = plan.run(r)
                 for j in range(run.first, run.end):
+                    pages = work.pages(item, j)
                     kv_free.wait()
-                    work.load_k(item, j, kv.stage, barrier=kv.expect(work.k_bytes))
+                    work.load_k(item, j, pages, kv.stage, barrier=kv.expect(work.k_bytes))
                     kv.advance()
                     kv_free.advance()
                     kv_free.wait()
-                    work.load_v(item, j, kv.stage, barrier=kv.expect(work.v_bytes))
+                    work.load_v(item, j, pages, kv.stage, barrier=kv.expect(work.v_bytes))
                     kv.advance()
                     kv_free.advance()
         index = source.next(index)
@@ -51,11 +54,12 @@ class LoadWork(Fixed):
 
     Attributes:
         operands: "q", "k", "v" to (copy atom, view of global memory, shared memory), as `kernel`
-            makes them; the last mode of shared memory is the stage.
+            makes them; the last modes of shared memory are the copy and the stage.
+        page_table: (batch, pages) int32: the page of each stretch of a sequence's keys.
     """
 
-    def __init__(self, spec: Spec, operands: dict[str, tuple]):
-        self.spec, self.operands = spec, operands
+    def __init__(self, spec: Spec, operands: dict[str, tuple], page_table: cute.Tensor):
+        self.spec, self.operands, self.page_table = spec, operands, page_table
         self.tiles = tuple(range(spec.tiles))
         self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, TILE * spec.d * 2
         self.v_bytes = TILE * spec.d_v * 2
@@ -65,26 +69,66 @@ class LoadWork(Fixed):
         first = item.start_q + (item.tile * self.spec.tiles + t) * self.spec.queries
         _, source, _ = self.operands["q"]
         there = source[(None, None, None, item.h, item.b_q)]
-        self._copy("q", there, (0, first, 0), (*q_rows(self.spec), self.spec.d), t, barrier)
+        shape = *q_rows(self.spec), self.spec.d
+        self._copy("q", there, (0, first, 0), shape, (0, t), barrier)
 
-    @touches(lambda item, j, stage, barrier: (writes("kv", stage),), unit="tma")
-    def load_k(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("k", item, j, self.spec.d, stage, barrier)
+    def pages(self, item: Any, j: Any) -> cutlass.Int32:
+        """The pages of a block, one a thread of the warp, which `load_k` and `load_v` hand on.
 
-    @touches(lambda item, j, stage, barrier: (writes("kv", stage),), unit="tma")
-    def load_v(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("v", item, j, self.spec.d_v, stage, barrier)
+        A part that begins behind the sequence's end has no page; it gets the first one, none of
+        whose rows are then taken.
+        """
+        if not self.spec.page_rows:
+            return cutlass.Int32(0)
+        number = self._key(j, cute.arch.lane_idx()) // self._page_size
+        inside = number * self._page_size < item.seqlen_k
+        return self.page_table[item.b, select(inside, number, 0, "int")]
+
+    @touches(lambda item, j, pages, stage, barrier: (writes("kv", stage),), unit="tma")
+    def load_k(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
+        self._copy_keys("k", item, j, pages, self.spec.d, stage, barrier)
+
+    @touches(lambda item, j, pages, stage, barrier: (writes("kv", stage),), unit="tma")
+    def load_v(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
+        self._copy_keys("v", item, j, pages, self.spec.d_v, stage, barrier)
 
     def _copy_keys(
-        self, name: str, item: Any, j: Any, columns: int, stage: Any, barrier: Any
+        self, name: str, item: Any, j: Any, pages: Any, columns: int, stage: Any, barrier: Any
     ) -> None:
+        if self.spec.page_rows:
+            _copy_pages(self, name, item, j, pages, columns, stage, barrier)
+        else:
+            place = item.b_k, item.start_k, item.seqlen_k, j * TILE
+            self.copy_rows(name, item, place, columns, (0, stage), barrier)
+
+    @property
+    def _page_size(self) -> Any:
+        return self.operands["k"][1].shape[0]
+
+    def _key(self, j: Any, part: Any) -> Any:
+        """The first key of a part of a block."""
+        return j * TILE + part * self.spec.key_rows
+
+    def page_place(self, item: Any, j: Any, part: Any, page: Any) -> tuple:
+        """Where a part of a block is: a page is a batch entry with a length of its own."""
+        key = self._key(j, part)
+        first = key // self._page_size * self._page_size
+        left = item.seqlen_k - first
+        length = select(left < self._page_size, left, self._page_size, "int")
+        return page, 0, select(length < 0, 0, length, "int"), key - first
+
+    def copy_rows(
+        self, name: str, item: Any, place: tuple, columns: int, to: tuple, barrier: Any
+    ) -> None:
+        """Rows `first`, ... of the `length` rows behind `start`, of a batch entry or a page."""
         _, source, _ = self.operands[name]
-        there = source[(None, None, item.h_kv, item.b_k, item.start_k + item.seqlen_k)]
-        first = source.shape[0] - item.seqlen_k + j * TILE
-        self._copy(name, there, (first, 0), (TILE, columns), stage, barrier)
+        b, start, length, first = place
+        there = source[(None, None, item.h_kv, b, start + length)]
+        offset = source.shape[0] - length + first, 0
+        self._copy(name, there, offset, (self.spec.key_rows, columns), to, barrier)
 
     def _copy(
-        self, name: str, there: cute.Tensor, first: tuple, shape: tuple, stage: Any, barrier: Any
+        self, name: str, there: cute.Tensor, first: tuple, shape: tuple, place: tuple, barrier: Any
     ) -> None:
         atom, _, shared = self.operands[name]
         tile = cute.local_tile(cute.domain_offset(first, there), shape, (0,) * len(shape))
@@ -95,4 +139,15 @@ class LoadWork(Fixed):
             cute.group_modes(shared, 0, len(shape)),
             cute.group_modes(tile, 0, len(shape)),
         )
-        cute.copy(atom, of, to[(None, stage)], tma_bar_ptr=barrier)
+        cute.copy(atom, of, to[(None, *place)], tma_bar_ptr=barrier)
+
+
+@cute.jit
+def _copy_pages(
+    work: Any, name: cutlass.Constexpr, item: Any, j: Any, pages: Any, columns: cutlass.Constexpr,
+    stage: Any, barrier: Any,
+):  # fmt: skip
+    for part in cutlass.range(work.spec.key_copies, unroll=1):
+        page = cute.arch.shuffle_sync(pages, part)
+        place = work.page_place(item, j, part, page)
+        work.copy_rows(name, item, place, columns, (part, stage), barrier)

@@ -43,6 +43,7 @@ class Spec:
         negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
             is then not the scaled maximum of scores.
         packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
+        page_rows: Keys that one copy brings out of a page, `gcd(page size, 128)`; 0: no pages.
         dynamic: Whether work tiles come from a queue and not from a list known at launch.
         target: Name of the target.
     """
@@ -56,6 +57,7 @@ class Spec:
     threshold: float = 8.0
     negative_scale: bool = False
     packed: int = 1
+    page_rows: int = 0
     dynamic: bool = False
     target: str = "sm100"
 
@@ -67,6 +69,16 @@ class Spec:
     def queries(self) -> int:
         """Of a tile."""
         return TILE // self.packed
+
+    @property
+    def key_rows(self) -> int:
+        """Keys that one copy brings."""
+        return self.page_rows or TILE
+
+    @property
+    def key_copies(self) -> int:
+        """Copies that bring a block of keys."""
+        return TILE // self.key_rows
 
     @property
     def rows(self) -> int:

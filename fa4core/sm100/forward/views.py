@@ -58,7 +58,8 @@ def keys(tensor: cute.Tensor) -> cute.Tensor:
 
     Rows and shift have one stride, and the pointer is moved back by all rows: coordinates
     `rows - length + i` and `start + length` name row `start + i` of the tensor, and leave the box
-    exactly where a sequence of `length` rows ends, whatever follows it in memory.
+    exactly where a sequence of `length` rows ends, whatever follows it in memory. In a pool of
+    pages each page is a batch entry, and `length` the number of its rows that are in use.
     """
     batch, rows, heads, d = tensor.shape
     of_batch, of_row, of_head, _ = tensor.stride
