@@ -22,6 +22,7 @@ from fa4core.plan.problem import Problem
 from fa4core.reference.tiled import Call
 
 Tensor = torch.Tensor
+Shape = tuple[int, ...]
 Results = tuple[Tensor, Tensor, Tensor]
 
 
@@ -30,14 +31,17 @@ class Skeleton:
     """One family of forward kernels.
 
     Attributes:
-        function: Host function, "module:name".
         spec_of: (call, target's name) -> what the kernel is compiled for.
-        run_time: (call, spec, SMs) -> arguments after row_max: tensors, tuples of captured tensors,
+        function: spec -> host function, "module:name".
+        workspaces: (call, spec, shape of out, shape of row_max) -> shapes of float32 tensors that
+            follow row_max, new ones for each call; -inf where the results are filled.
+        run_time: (call, spec, SMs) -> arguments after those: tensors, tuples of captured tensors,
             floats and ints; None if there is no work. Tensors may be on any device.
     """
 
-    function: str
     spec_of: Callable[[Call, str], Any]
+    function: Callable[[Any], str]
+    workspaces: Callable[[Call, Any, Shape, Shape], tuple[Shape, ...]]
     run_time: Callable[[Call, Any, int], tuple | None]
 
 
@@ -50,15 +54,17 @@ class Prepared:
         shown: For each of q, k, v its (shape, strides) as the kernel takes it, a tensor to take
             instead, or None to take it as it is.
         out_shape, rows_shape: Of the results, as the kernel takes them.
+        spaces: Shapes of the workspaces.
         packed: Whether results lose their batch dimension.
         fill: Whether there are rows that no kernel writes.
-        rest: Arguments after row_max.
+        rest: Arguments after the workspaces.
     """
 
     launch: Callable[..., Any] | None
     shown: tuple[Any, ...]
-    out_shape: tuple[int, ...]
-    rows_shape: tuple[int, ...]
+    out_shape: Shape
+    rows_shape: Shape
+    spaces: tuple[Shape, ...]
     packed: bool
     fill: bool
     rest: tuple
@@ -68,13 +74,14 @@ class Prepared:
         out = torch.empty(self.out_shape, dtype=dtype, device=device)
         lse = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
         row_max = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
+        spaces = [torch.empty(s, dtype=torch.float32, device=device) for s in self.spaces]
         if self.fill:
             out.zero_()
-            lse.fill_(-torch.inf)
-            row_max.fill_(-torch.inf)
+            for rows in (lse, row_max, *spaces):
+                rows.fill_(-torch.inf)
         if self.launch is not None:
             inputs = map(_as_shown, (q, k, v), self.shown)
-            self.launch(*inputs, out, lse, row_max, *self.rest)
+            self.launch(*inputs, out, lse, row_max, *spaces, *self.rest)
         return (out[0], lse[0], row_max[0]) if self.packed else (out, lse, row_max)
 
 
@@ -95,15 +102,16 @@ def prepare(
     rows_shape = (out_shape[0], out_shape[2], out_shape[1])
     spec = skeleton.spec_of(call, place.target)
     rest = skeleton.run_time(call, spec, place.sms)
+    spaces = skeleton.workspaces(call, spec, out_shape, rows_shape)
     launch = None
     if rest is not None:
         rest = tuple(_moved(r, q.device) for r in rest)
-        types = _types(q.dtype, rest)
-        kernel = Kernel(skeleton.function, types, spec, place.target, place.emulated)
+        types = _types(q.dtype, spaces, rest)
+        kernel = Kernel(skeleton.function(spec), types, spec, place.target, place.emulated)
         launch, rest = place.bind(obtain(kernel).function, rest)
     shown = tuple(_shown(t) for t in (q, k, v))
     fill = launch is None or not _covered(call.problem, q)
-    return Prepared(launch, shown, out_shape, rows_shape, packed, fill, rest or ())
+    return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest or ())
 
 
 @attrs.frozen
@@ -114,7 +122,8 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        bind: (host function, arguments after row_max) -> what to call, and with which of these.
+        bind: (host function, arguments behind the workspaces) -> what to call, and with which of
+            these.
     """
 
     target: str
@@ -123,9 +132,10 @@ class Place:
     bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]]
 
 
-def _types(dtype: torch.dtype, rest: tuple) -> tuple:
+def _types(dtype: torch.dtype, spaces: tuple[Shape, ...], rest: tuple) -> tuple:
     """Types of all arguments. Inputs and output differ in nothing that is compiled for."""
     like = [torch.empty((0,) * 4, dtype=dtype)] * 4 + [torch.empty((0,) * 3)] * 2
+    like += [torch.empty((0,) * len(s)) for s in spaces]
     return tuple(map(type_of, (*like, *rest)))
 
 

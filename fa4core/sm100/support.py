@@ -40,8 +40,6 @@ def _schedule(program: Program) -> str | None:
     s = program.schedule
     if s is None:
         return None
-    if s.coordinates == "split_kv":
-        return "schedule coordinates='split_kv' is not supported yet; use 'heads' or 'packed_gqa'"
     if s.order == "batch_sorted":
         return "schedule order='batch_sorted' is not supported yet; use 'longest_first'"
     return None

@@ -111,12 +111,11 @@ def refused(match: str, *tensors: torch.Tensor, **options) -> None:
 
 
 def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
-    from primitives.schedule import Schedule, split_kv
+    from primitives.schedule import Schedule
 
     refused("float32", *small(torch.float32))
     refused("head dim 20", *small(d=20))
     refused("head dim of v 264", *small(d_v=264))
-    refused("split_kv", *small(), variant=Variant(schedule=split_kv(2)))
     refused("batch_sorted", *small(), variant=Variant(schedule=Schedule(order="batch_sorted")))
     q, k, v = small(d=64)
     refused("contiguous", q.expand(1, 20, 4, 64), k, v)

@@ -34,7 +34,7 @@ def test_pages_with_packed_queries_masks_and_other_head_dims() -> None:
 
 
 def test_decoding_from_pages_with_packed_heads() -> None:
-    variant = "Variant(schedule=schedule.Schedule(coordinates='packed_gqa', l2_sections=False))"
+    variant = "Variant(schedule=schedule.Schedule(coordinates='packed_gqa'))"
     execute(variant, Shape((1, 1), (300, 17), 8, 1, 64, 64), LayoutSpec("paged", page_size=32))
 
 

@@ -27,21 +27,16 @@ WIDTH = 16  # columns of O at a time
 
 @cute.jit
 def correction(work: Any, plan: Any, ends: Ends):
-    """Says at once that O may be overwritten, rescales it for every later block, finishes it."""
+    """Rescales O before every block but the first; finishes it. After either P V may go on."""
     o, p = ends.waits("o_full"), ends.posts("p_ready")
     stats, stats_free = ends.waits("stats_full"), ends.posts("stats_empty")
     source = plan.source(ends)
     index = source.first()
+    for t in work.tiles:
+        p.arrive(t)  # nothing is in O yet
     while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
-            for t in work.tiles:
-                p.arrive(t)  # behind the epilogue of the work tile before this one
-            for t in work.tiles:
-                stats.wait(t)
-                work.factor(t)  # of nothing
-                stats_free.arrive(t)
-            stats.advance()
             for _ in range(item.blocks - 1):
                 for t in work.tiles:
                     stats.wait(t)
@@ -56,6 +51,7 @@ def correction(work: Any, plan: Any, ends: Ends):
                 stats_free.arrive(t)
                 o.wait(t)
                 work.finish(item, t, rows)
+                p.arrive(t)  # the next work tile may overwrite O
             stats.advance()
             o.advance()
         else:
@@ -72,10 +68,12 @@ class CorrectionWork(Fixed):
         o: Address in tensor memory of the accumulator, by tile.
         stats: (3, 128, tiles) float32 in shared memory.
         out: (seqlen_q, d_v, heads, batch) in global memory; `lse`, `row_max` (seqlen_q, heads,
-            batch).
+            batch). With split keys these are the results of the shares.
+        batches: Of queries.
     """
 
-    def __init__(self, spec: Spec, thread, o, stats, mods, out, lse, row_max):
+    def __init__(self, spec: Spec, thread, o, stats, mods, out, lse, row_max, batches):
+        self.batches = batches
         self.spec, self.thread, self.o, self.stats, self.mods = spec, thread, o, stats, mods
         self.out, self.lse, self.row_max = out, lse, row_max
         self.tiles = tuple(range(spec.tiles))
@@ -102,7 +100,7 @@ class CorrectionWork(Fixed):
         part, base = self._join(item, row, applied)
         whole = total * part
         if self.mods.has_sink:
-            logit = self.mods.sink_of(item, row) * LOG2E
+            logit = self._sink(item, row) * LOG2E
             whole = whole + cute.math.exp2(logit - base, fastmath=True)
         whole = select(applied == NEVER, 1.0, whole, "float")
         _write(self, item, t, row, part / whole)
@@ -117,29 +115,38 @@ class CorrectionWork(Fixed):
         lse = cutlass.Float32(NEVER)
         self._write_statistics(item, row, self._lse(item, row, lse, lse), cutlass.Float32(NEVER))
 
+    def _sink(self, item: Any, row: Any) -> cutlass.Float32:
+        """The sink's logit; the first share counts it, for all."""
+        logit = self.mods.sink_of(item, row)
+        return select(item.share == 0, logit, NEVER, "float") if self.spec.split else logit
+
+    def batch(self, item: Any) -> Any:
+        """Batch entry of the work tile's results."""
+        return item.b_q + item.share * self.batches if self.spec.split else item.b_q
+
     def _join(self, item: Any, row: Any, applied: Any) -> tuple[Any, Any]:
         """The factor of everything accumulated, and the maximum that the result is relative to."""
         if not self.mods.has_sink:
             return cutlass.Float32(1.0), applied
-        logit = self.mods.sink_of(item, row) * LOG2E
+        logit = self._sink(item, row) * LOG2E
         base = cute.arch.fmax(applied, logit)
         base = select(base == NEVER, 0.0, base, "float")
         return cute.math.exp2(applied - base, fastmath=True), base
 
     def _lse(self, item: Any, row: Any, applied: Any, lse: Any) -> Any:
         """LSE, right for rows with nothing to attend to, too."""
-        empty = self.mods.sink_of(item, row) if self.mods.has_sink else NEVER
+        empty = self._sink(item, row) if self.mods.has_sink else NEVER
         return select(applied == NEVER, empty, lse, "float")
 
     def _write_statistics(self, item: Any, row: Any, lse: Any, highest: Any) -> None:
-        _write_row(self.lse, item, row, lse)
-        _write_row(self.row_max, item, row, highest)
+        _write_row(self, self.lse, item, row, lse)
+        _write_row(self, self.row_max, item, row, highest)
 
 
 @cute.jit
-def _write_row(to: cute.Tensor, item: Any, row: Any, value: Any):
+def _write_row(work: Any, to: cute.Tensor, item: Any, row: Any, value: Any):
     if row.query < item.seqlen_q:
-        to[item.start_q + row.query, row.head, item.b_q] = value
+        to[item.start_q + row.query, row.head, work.batch(item)] = value
 
 
 def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, Any, Any]:
@@ -203,6 +210,6 @@ def _write_columns(work: Any, item: Any, row: Any, column: cutlass.Constexpr, va
                 eight = cute.make_rmem_tensor(cute.make_layout(8), work.out.element_type)
                 for n in cutlass.range_constexpr(8):
                     eight[n] = values[i + n].to(work.out.element_type)
-                place = work.out[item.start_q + row.query, None, row.head, item.b_q]
+                place = work.out[item.start_q + row.query, None, row.head, work.batch(item)]
                 target = cute.local_tile(place, (8,), ((column + i) // 8,))
                 cute.autovec_copy(eight, target)

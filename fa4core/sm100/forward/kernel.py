@@ -144,7 +144,7 @@ def forward_kernel(
         cute.arch.setmaxregister_decrease(registers["correction"])
         finishing = CorrectionWork(
             spec, thread_of(pipeline, "correction", thread), _columns(spec, tmem, "o"), stats,
-            mods, out, lse, row_max,
+            mods, out, lse, row_max, q.shape[4],
         )  # fmt: skip
         correction(finishing, plan, Ends(pipeline, "correction", barriers))
     if is_softmax:

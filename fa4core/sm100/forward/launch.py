@@ -12,9 +12,9 @@ import torch
 
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
-from fa4core.prepared import Skeleton
+from fa4core.prepared import Shape, Skeleton
 from fa4core.reference.tiled import Call
-from fa4core.sm100.forward.coordinates import packed, packing
+from fa4core.sm100.forward.coordinates import packed, packing, shares
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.tables import tables
 from primitives.schedule import Schedule
@@ -40,6 +40,7 @@ def spec_of(call: Call, target: str) -> Spec:
         negative_scale=call.scale <= 0,
         packed=heads,
         page_rows=0 if problem.page_size is None else math.gcd(problem.page_size, TILE),
+        split=splits_of(call) > 1,
         dynamic=schedule_of(call).source == "dynamic",
         target=target,
     )
@@ -48,6 +49,26 @@ def spec_of(call: Call, target: str) -> Spec:
 def schedule_of(call: Call) -> Schedule:
     """The variant's choice, or the default."""
     return call.program.schedule or Schedule()
+
+
+def splits_of(call: Call) -> int:
+    """Shares of the keys of a tile."""
+    return schedule_of(call).num_splits
+
+
+def host_function(spec: Spec) -> str:
+    """The host function that launches what a call needs."""
+    if spec.split:
+        return "fa4core.sm100.forward.combine:forward_and_combine"
+    return "fa4core.sm100.forward.kernel:forward"
+
+
+def workspaces(call: Call, spec: Spec, out: Shape, rows: Shape) -> tuple[Shape, ...]:
+    """Shapes of float32 tensors behind row_max: output, LSE and row maximum of each share."""
+    if not spec.split:
+        return ()
+    n = splits_of(call)
+    return tuple((n * shape[0], *shape[1:]) for shape in (out, rows, rows))
 
 
 def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
@@ -60,12 +81,14 @@ def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
     items, runs = tables(problem, tiles, spec.tiles, schedule, planned(spec.target))
     if not len(items):
         return None
+    if spec.split:
+        items, runs = shares(items, runs, splits_of(call))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
     ctas = min(sms, len(items)) if schedule.source == "persistent" else len(items)
     return items, runs, _page_table(call), captured, float(call.scale), ctas
 
 
-FORWARD = Skeleton("fa4core.sm100.forward.kernel:forward", spec_of, run_time)
+FORWARD = Skeleton(spec_of, host_function, workspaces, run_time)
 
 
 def _page_table(call: Call) -> Tensor:

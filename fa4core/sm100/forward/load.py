@@ -22,30 +22,32 @@ from fa4core.sm100.forward.views import q_rows
 
 @cute.jit
 def load(work: Any, plan: Any, ends: Ends):
-    """Q of both tiles, then K and V block by block: K0 V0 K1 V1 ..."""
+    """K0 Q V0 K1 V1 ...: a work tile's Q may have to wait until the one before has used its own."""
     q, q_free = ends.posts("q_full"), ends.waits("q_empty")
     kv, kv_free = ends.posts("kv_full"), ends.waits("kv_empty")
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
         item = plan.item(index)
-        if item.blocks > 0:
-            for t in work.tiles:
-                q_free.wait(t)
-                work.load_q(item, t, barrier=q.expect(work.q_bytes, t))
-            q_free.advance()
-            for r in range(item.first_run, item.end_run):
-                run = plan.run(r)
-                for j in range(run.first, run.end):
-                    pages = work.pages(item, j)
-                    kv_free.wait()
-                    work.load_k(item, j, pages, kv.stage, barrier=kv.expect(work.k_bytes))
-                    kv.advance()
-                    kv_free.advance()
-                    kv_free.wait()
-                    work.load_v(item, j, pages, kv.stage, barrier=kv.expect(work.v_bytes))
-                    kv.advance()
-                    kv_free.advance()
+        waiting = True
+        for r in range(item.first_run, item.end_run):
+            run = plan.run(r)
+            for j in range(run.first, run.end):
+                pages = work.pages(item, j)
+                kv_free.wait()
+                work.load_k(item, j, pages, kv.stage, barrier=kv.expect(work.k_bytes))
+                kv.advance()
+                kv_free.advance()
+                if waiting:
+                    for t in work.tiles:
+                        q_free.wait(t)
+                        work.load_q(item, t, barrier=q.expect(work.q_bytes, t))
+                    q_free.advance()
+                    waiting = False
+                kv_free.wait()
+                work.load_v(item, j, pages, kv.stage, barrier=kv.expect(work.v_bytes))
+                kv.advance()
+                kv_free.advance()
         index = source.next(index)
 
 

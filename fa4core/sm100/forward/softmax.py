@@ -41,6 +41,7 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
     while index < plan.count:
         item = plan.item(index)
         rows = work.start()
+        begun = False  # nothing was accumulated before the first block: no factor for it
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
             for partial in (False, True):  # code of its own for each, so that FULL tiles have none
@@ -49,9 +50,12 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                     scores = work.load_scores(t)
                     work.modify(t, scores, item, j, partial)
                     factor = rows.raise_maximum(scores)
-                    stats_free.wait(t)
-                    work.post_factor(t, factor)
-                    stats.arrive(t)
+                    if begun:
+                        stats_free.wait(t)
+                        work.post_factor(t, factor)
+                        stats.arrive(t)
+                        stats_free.advance()
+                    begun = True
                     for part in range_of_parts:
                         work.store_p(t, part, scores, rows)
                     p.arrive(t)
@@ -59,7 +63,6 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                     p_last.arrive(t)
                     rows.add(scores)  # behind the arrivals: nobody waits for the sum
                     s.advance()
-                    stats_free.advance()
         if item.blocks > 0:
             stats_free.wait(t)
             work.post_rows(t, rows)

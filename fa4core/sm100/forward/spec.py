@@ -44,6 +44,8 @@ class Spec:
             is then not the scaled maximum of scores.
         packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
         page_rows: Keys that one copy brings out of a page, `gcd(page size, 128)`; 0: no pages.
+        split: Whether keys are split: results are then float32 and of one share each, in a batch
+            entry of its own behind those of the shares before it.
         dynamic: Whether work tiles come from a queue and not from a list known at launch.
         target: Name of the target.
     """
@@ -58,6 +60,7 @@ class Spec:
     negative_scale: bool = False
     packed: int = 1
     page_rows: int = 0
+    split: bool = False
     dynamic: bool = False
     target: str = "sm100"
 

@@ -29,6 +29,7 @@ class Item:
         blocks: Key tiles to visit in all.
         seqlen_q, seqlen_k: Lengths of the sequence.
         start_q, start_k: First row of the sequence in its tensor.
+        share: Which of the shares of its keys, 0 if they are not split.
     """
 
     b: Any
@@ -44,6 +45,7 @@ class Item:
     seqlen_k: Any
     start_q: Any
     start_k: Any
+    share: Any = 0
 
 
 @attrs.frozen(eq=False)
