@@ -86,8 +86,6 @@ def forward_kernel(
     pipeline, products = spec.pipeline, Products(spec)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    first, _, _ = cute.arch.block_idx()
-    step, _, _ = cute.arch.grid_dim()
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
 
     barriers = Barriers(pipeline, _at(memory, spec, "barriers", cutlass.Int64))
@@ -112,8 +110,7 @@ def forward_kernel(
 
     registers = {role.name: role.registers for role in pipeline.roles}
     answers = Answers(_at(memory, spec, "answers", cutlass.Int128), cute.size(items, mode=[0]))
-    source = queue(first, lambda ends: answers) if spec.dynamic else stride(first, step)
-    plan = Plan(items, runs, answers.count, source)
+    plan = Plan(items, runs, answers.count, lambda ends: _source(spec, answers, ends))
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)
@@ -159,6 +156,14 @@ def forward_kernel(
     if warp == allocator:
         cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.dealloc_tmem(tmem, spec.tmem_columns)
+
+
+def _source(spec: Spec, answers: Answers, ends: Ends) -> Any:
+    """Begins in each role anew: a value that all of them keep would be spilled."""
+    first, _, _ = cute.arch.block_idx()
+    step, _, _ = cute.arch.grid_dim()
+    source = queue(first, lambda _: answers) if spec.dynamic else stride(first, step)
+    return source(ends)
 
 
 def _at(memory: cute.Pointer, spec: Spec, name: str, dtype: Any) -> cute.Pointer:

@@ -101,7 +101,7 @@ def _length(node: Node) -> int:
     if not per_element(node) or node.op in ("var", "const"):
         return 0
     if node.op == "gather":
-        return 3 * len(node.args)
+        return 10 * len(node.args)  # clamped, scaled, added to the address, loaded
     if node.op in ("floordiv", "mod"):
         return 5
     return 8 if node.op in algebra.UNARY else 1
