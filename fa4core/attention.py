@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from fa4core.compile.aot import Exported
 from fa4core.recall import PADDED, find, keep, key_of
 from fa4core.variant import Variant
 from primitives.sequence import Layout
@@ -19,7 +20,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    variant: Variant | None = None,
+    variant: Variant | Exported | None = None,
     *,
     layout: Layout | None = None,
     scale: float | None = None,
@@ -44,7 +45,7 @@ def attention(
         k: Keys (batch, seqlen_k, heads_kv, d), packed (total_k, heads_kv, d), or in pages
             (num_pages, page_size, heads_kv, d). heads_q is a multiple of heads_kv (GQA, MQA).
         v: Values, as k with their own d_v.
-        variant: What to compute; None is full attention.
+        variant: What to compute; None is full attention. Also what `fa4core.compile.load` gives.
         layout: From `primitives.sequence`: `varlen(...)`, `paged(...)`, `fixed(...)`; None for
             padded tensors without padding.
         scale: Factor on q . k; None is 1 / sqrt(d).
@@ -104,7 +105,12 @@ def attention(
 
 
 def _check_types(
-    q: Tensor, k: Tensor, v: Tensor, variant: Variant, layout: Layout, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: Variant | Exported,
+    layout: Layout,
+    scale: float | None,
 ) -> None:
     """What can be checked without the values of tensors; the operator checks the rest."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -122,7 +128,7 @@ def _check_types(
             "q, k and v are meta tensors, which hold no values; attention needs tensors on a real "
             "device (torch.compile and torch.export trace it without values)"
         )
-    if not isinstance(variant, Variant):
+    if not isinstance(variant, Variant | Exported):
         hint = (
             "; wrap it: Variant(mask=mask.define(f)) or Variant(score=score.define(f))"
             if callable(variant)

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import attrs
 import torch
 
+from fa4core.compile import cache
 from fa4core.plan.captured import check_captured
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import of_capability
@@ -85,7 +86,7 @@ def choose(
             "backend='sm90': this version has no Hopper (SM90) kernels yet; use "
             "backend='reference' (any device) or 'auto'"
         )
-    if backend in _OF_SM100 and importlib.util.find_spec("cutlass") is None:
+    if backend in _OF_SM100 and not _has_compiler():
         raise NotImplementedError(
             f"backend={backend!r} compiles kernels with CuTe DSL, which is not installed: "
             "pip install nvidia-cutlass-dsl"
@@ -108,13 +109,18 @@ def _automatic(
 ) -> tuple[str, str]:
     if device.type == "cpu":
         return "reference", "the tensors are on the CPU"
-    if no_blackwell(device) or importlib.util.find_spec("cutlass") is None:
+    if no_blackwell(device) or not _has_compiler():
         why = f"the tensors are on {device}, and this version has no kernels for it yet"
         return "reference", why
     reason = refusal(program, problem) if program and problem else None
     if reason is not None:
         return "reference", f"the SM100 kernels refuse the call: {reason}"
     return "sm100", f"the tensors are on {device}, a {torch.cuda.get_device_name(device)}"
+
+
+def _has_compiler() -> bool:
+    """Whether kernels can be compiled, or are there already (`fa4core.compile.load`)."""
+    return importlib.util.find_spec("cutlass") is not None or not cache.is_empty()
 
 
 def no_blackwell(device: torch.device) -> str | None:

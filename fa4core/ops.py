@@ -10,6 +10,7 @@ captured indices) is checked when the operator runs; what needs shapes only, whe
 # No `from __future__ import annotations`: torch reads the annotations to make the schemas.
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -17,16 +18,19 @@ import torch
 from torch import Tensor
 
 from fa4core.backends import announce, check, choose, target_of
+from fa4core.compile.kernel import Kernel
 from fa4core.plan.captured import check_device
 from fa4core.plan.problem import Problem
+from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
-from fa4core.prepared import Prepared, in_emulator, on_device, prepare
+from fa4core.prepared import Place, Prepared, in_emulator, kernel_of, on_device, prepare
 from fa4core.program import Program
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
 from fa4core.sm100.forward.launch import FORWARD
 from fa4core.sm100.support import check_tensors
+from fa4core.variant import Variant
 from primitives.expr import Capture
 from primitives.sequence import Layout
 
@@ -50,6 +54,11 @@ def plan_call(
     check(program, problem, q.device, chosen)
     if chosen != "reference":
         check_tensors(q, k, v)
+    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
+    return _analysed(program, problem, layout, scale), chosen
+
+
+def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: float) -> Call:
     tiles = tile_map(
         program.graph.mask,
         batch=problem.batch,
@@ -57,8 +66,7 @@ def plan_call(
         seqlens_q=problem.seqlens_q,
         seqlens_k=problem.seqlens_k,
     )
-    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k), chosen
+    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k)
 
 
 def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
@@ -68,6 +76,25 @@ def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepar
     target = target_of(q.device)
     assert target is not None  # `choose` has seen to it
     return prepare(FORWARD, call, q, k, v, on_device(target, q.device))
+
+
+def kernels_of(
+    variant: Variant, problems: Iterable[Problem], target: str, scale: float, emulated: bool
+) -> list[Kernel]:
+    """The kernels that calls of a variant need, each once.
+
+    Raises:
+        ValueError, IndexError, NotImplementedError: A problem can't be run; with the reason.
+    """
+    place = Place(target, planned(target).measured.sms, emulated)
+    found: dict[str, Kernel] = {}
+    for problem in problems:
+        call = _analysed(variant.program, problem, None, scale)
+        check(call.program, problem, torch.device("cpu"), "sm100")
+        kernel, _ = kernel_of(FORWARD, call, place)
+        if kernel is not None:
+            found[kernel.key] = kernel
+    return list(found.values())
 
 
 @torch.library.custom_op("fa4core::forward", mutates_args=())

@@ -97,21 +97,30 @@ def prepare(
         place: Where it will run.
     """
     packed = q.dim() == 3
-    batch = () if not packed else (1,)
-    out_shape = (*batch, *q.shape[:-1], call.problem.head_dim_v)
+    out_shape = (*((1,) if packed else ()), *q.shape[:-1], call.problem.head_dim_v)
     rows_shape = (out_shape[0], out_shape[2], out_shape[1])
-    spec = skeleton.spec_of(call, place.target)
-    rest = skeleton.run_time(call, spec, place.sms)
-    spaces = skeleton.workspaces(call, spec, out_shape, rows_shape)
-    launch = None
-    if rest is not None:
+    kernel, rest = kernel_of(skeleton, call, place)
+    launch: Callable[..., Any] | None = None
+    spaces: tuple[Shape, ...] = ()
+    if kernel is not None:
+        assert place.bind is not None
+        spaces = skeleton.workspaces(call, kernel.spec, out_shape, rows_shape)
         rest = tuple(_moved(r, q.device) for r in rest)
-        types = _types(q.dtype, spaces, rest)
-        kernel = Kernel(skeleton.function(spec), types, spec, place.target, place.emulated)
         launch, rest = place.bind(obtain(kernel).function, rest)
     shown = tuple(_shown(t) for t in (q, k, v))
     fill = launch is None or not _covered(call.problem, q)
-    return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest or ())
+    return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest)
+
+
+def kernel_of(skeleton: Skeleton, call: Call, place: Place) -> tuple[Kernel | None, tuple]:
+    """A call's kernel, None if there is no work, and its arguments after the workspaces."""
+    spec = skeleton.spec_of(call, place.target)
+    rest = skeleton.run_time(call, spec, place.sms)
+    if rest is None:
+        return None, ()
+    spaces = skeleton.workspaces(call, spec, (0,) * 4, (0,) * 3)
+    types = _types(call.problem.dtype, spaces, rest)
+    return Kernel(skeleton.function(spec), types, spec, place.target, place.emulated), rest
 
 
 @attrs.frozen
@@ -122,14 +131,14 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        bind: (host function, arguments behind the workspaces) -> what to call, and with which of
-            these.
+        bind: (host function, arguments behind the workspaces) -> what to call, and with which
+            of these; None if nothing will be launched there.
     """
 
     target: str
     sms: int
     emulated: bool
-    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]]
+    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]] | None = None
 
 
 def _types(dtype: torch.dtype, spaces: tuple[Shape, ...], rest: tuple) -> tuple:

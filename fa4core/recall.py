@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from fa4core import ops
 from fa4core.backends import no_blackwell
+from fa4core.compile.aot import Exported
 from fa4core.prepared import Prepared
 from fa4core.reference.tiled import Call
 from fa4core.variant import Variant
@@ -32,6 +33,7 @@ MOST = 64  # prepared calls of one variant
 Tensor = torch.Tensor
 
 _PLAIN = (Tensor, Parameter)
+_VARIANTS = (Variant, Exported)
 
 
 @attrs.frozen(eq=False)
@@ -56,7 +58,9 @@ class _Kept:
         return True
 
 
-_kept: weakref.WeakKeyDictionary[Variant, OrderedDict[tuple, _Kept]] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[Variant | Exported, OrderedDict[tuple, _Kept]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 PADDED = Layout()  # of calls without a layout
@@ -68,7 +72,7 @@ def key_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    variant: Variant,
+    variant: Variant | Exported,
     layout: Layout,
     scale: float | None,
     backend: str,
@@ -76,7 +80,7 @@ def key_of(
     """What a prepared call is found by, or None: take the long way. Arguments may be anything."""
     if torch.compiler.is_compiling() or backend == "reference" or _is_watched((q, k, v)):
         return None
-    if type(variant) is not Variant or type(layout) is not Layout or type(scale) not in _SCALES:
+    if type(variant) not in _VARIANTS or type(layout) is not Layout or type(scale) not in _SCALES:
         return None
     if backend == "auto" and not _has_kernels(q.device):
         return None
@@ -100,7 +104,7 @@ def _is_watched(tensors: tuple[Tensor, ...]) -> bool:
     return transforms is not None or forward_ad._current_level >= 0
 
 
-def _wants_grad(q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> bool:
+def _wants_grad(q: Tensor, k: Tensor, v: Tensor, variant: Variant | Exported) -> bool:
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return True
     return any(tensor.requires_grad for tensor in variant.arguments)
@@ -119,7 +123,7 @@ def _places(layout: Layout) -> tuple:
     )  # fmt: skip
 
 
-def find(variant: Variant, key: tuple) -> Prepared | None:
+def find(variant: Variant | Exported, key: tuple) -> Prepared | None:
     """The call that was kept under a key, if it still holds."""
     calls = _kept.get(variant)
     kept = None if calls is None else calls.get(key)
@@ -131,7 +135,7 @@ def keep(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    variant: Variant,
+    variant: Variant | Exported,
     layout: Layout,
     scale: float | None,
     backend: str,

@@ -9,7 +9,8 @@ from typing import Any
 from fa4core.compile.cross import cross_compile
 from fa4core.compile.environment import import_dsl
 from fa4core.compile.kernel import Kernel, TensorType
-from fa4core.compile.package import FUNCTION, Package
+from fa4core.compile.linking import FUNCTION, linked
+from fa4core.compile.package import Package
 
 
 def build(kernel: Kernel) -> Package:
@@ -35,8 +36,8 @@ def build(kernel: Kernel) -> Package:
     with tempfile.TemporaryDirectory(prefix="fa4core-build-") as folder:
         path = Path(folder) / "host.o"
         exported: Any = compiled.function
-        exported.export_to_c(str(path), FUNCTION)
-        host = path.read_bytes()
+        exported.export_to_c(str(path), FUNCTION, export_only_tvm_ffi_symbols=True)
+        host = path.read_bytes() if kernel.emulated else linked(path.read_bytes())
     artifact = compiled.artifact
     return Package(kernel.key, kernel.target, kernel.emulated, host, artifact.ptx, artifact.cubin)
 

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core.cli import main
-from fa4core.report.pipeline import spec_for
+from fa4core.report.pipeline import call_for
+from fa4core.sm100.forward.launch import spec_of
 from variants.causal import causal
 
 
@@ -28,7 +29,7 @@ def test_everything_declared_is_shown() -> None:
     _, problem = requested(
         "variants.causal", (), **sizes, head_dim=None, head_dim_v=None, dtype="bfloat16"
     )
-    spec = spec_for(causal(), problem, "sm100")
+    spec = spec_of(call_for(causal(), problem, "sm100"), "sm100")
     pipeline = spec.pipeline
     for role in pipeline.roles:
         assert re.search(rf"^  {role.name} .* {role.registers}$", text, re.MULTILINE)

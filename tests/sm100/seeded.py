@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-METHODS = ("wait", "arrive", "advance")
+METHODS = ("wait", "arrive", "advance", "drain")
 
 
 @attrs.frozen

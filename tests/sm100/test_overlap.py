@@ -26,7 +26,7 @@ def done_without(role: str, end: Callable[[Any], bool]) -> dict[str, list[Any]]:
         if program.name == role:
             stop = next(n for n, event in enumerate(program.events) if end(event))
             # it waits for what never comes
-            events = (*program.events[:stop], *[Wait(("o_full", 0), 1)] * 9)
+            events = (*program.events[:stop], *[Wait(("o_full", 0, 0), 1)] * 9)
             recorded[i] = attrs.evolve(program, events=events)
     simulation = _Simulation(SPEC.pipeline, recorded)
     with pytest.raises(ProtocolError):

@@ -113,8 +113,8 @@ void gather_a(const Warp& w, const u32* regs, size_t count, Number n,
     }
 }
 
-// Hopper multiplies 8-bit numbers in wgmma only. What an H200 makes of mma.sync is, to the bit, two
-// products in f16 from zero, first of the lower halves of all registers, and C added in float.
+// What an H200 makes of 8-bit mma.sync is, to the bit, two f16 ones from zero, of the lower and
+// then of the upper halves of all registers, and C added in float.
 void multiply_8bit(float* d, const float* a, const float* b, Number na, Number nb, int ks) {
   float sum[8 * 16] = {}, half_a[32 * 16], half_b[32 * 8];
   for (int upper = 0; upper < 2; upper++) {

@@ -27,7 +27,8 @@ def spec_of(call: Call, target: str) -> Spec:
     problem, program, hardware = call.problem, call.program, planned(target)
     shape = hardware.forward_tile(problem.head_dim, problem.head_dim_v)
     heads = packing(program, problem)
-    several = max(problem.seqlens_q, default=0) > TILE // heads
+    ctas = schedule_of(call).ctas
+    several = max(problem.seqlens_q, default=0) > TILE // heads * ctas
     threshold = program.rescale_threshold
     return Spec(
         graph=program.graph.dump(),
@@ -35,6 +36,7 @@ def spec_of(call: Call, target: str) -> Spec:
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         tiles=shape.stages if several else 1,
+        ctas=ctas,
         exp=call.exp,
         threshold=hardware.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
@@ -78,14 +80,16 @@ def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
     problem, tiles = call.problem, call.tiles
     if spec.packed > 1:
         problem, tiles = packed(call.program, problem, spec.packed)
-    items, runs = tables(problem, tiles, spec.tiles, schedule, planned(spec.target))
+    items, runs = tables(problem, tiles, spec.side, schedule, planned(spec.target))
     if not len(items):
         return None
     if spec.split:
         items, runs = shares(items, runs, splits_of(call))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    ctas = min(sms, len(items)) if schedule.source == "persistent" else len(items)
-    return items, runs, _page_table(call), captured, float(call.scale), ctas
+    clusters = len(items)
+    if schedule.source == "persistent":
+        clusters = min(max(1, sms // spec.ctas), clusters)
+    return items, runs, _page_table(call), captured, float(call.scale), clusters * spec.ctas
 
 
 FORWARD = Skeleton(spec_of, host_function, workspaces, run_time)

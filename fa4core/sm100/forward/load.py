@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
@@ -49,6 +50,24 @@ def load(work: Any, plan: Any, ends: Ends):
                 kv.advance()
                 kv_free.advance()
         index = source.next(index)
+    q_free.drain(work.tiles)
+    kv_free.drain()
+
+
+@attrs.frozen
+class Part:
+    """What a CTA loads of a block of keys.
+
+    Attributes:
+        key, column: Where it begins.
+        copies: That bring it, each with the rows behind those of the one before.
+        shape: Rows and columns of a copy.
+    """
+
+    key: Any
+    column: Any
+    copies: int
+    shape: tuple[int, int]
 
 
 class LoadWork(Fixed):
@@ -58,13 +77,19 @@ class LoadWork(Fixed):
         operands: "q", "k", "v" to (copy atom, view of global memory, shared memory), as `kernel`
             makes them; the last modes of shared memory are the copy and the stage.
         page_table: (batch, pages) int32: the page of each stretch of a sequence's keys.
+        parts: "k", "v" to what the CTA loads of a block: of those that share an MMA each has some
+            rows of K and some columns of V.
     """
 
-    def __init__(self, spec: Spec, operands: dict[str, tuple], page_table: cute.Tensor):
+    def __init__(self, spec: Spec, operands: dict[str, tuple], page_table: cute.Tensor, cta: Any):
         self.spec, self.operands, self.page_table = spec, operands, page_table
         self.tiles = tuple(range(spec.tiles))
-        self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, TILE * spec.d * 2
-        self.v_bytes = TILE * spec.d_v * 2
+        self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, spec.keys * spec.d * 2
+        self.v_bytes = TILE * spec.columns * 2
+        self.parts = {
+            "k": Part(cta * spec.keys, 0, spec.keys // spec.k_rows, (spec.k_rows, spec.d)),
+            "v": Part(0, cta * spec.columns, TILE // spec.key_rows, (spec.key_rows, spec.columns)),
+        }
 
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
@@ -82,52 +107,46 @@ class LoadWork(Fixed):
         """
         if not self.spec.page_rows:
             return cutlass.Int32(0)
-        number = self._key(j, cute.arch.lane_idx()) // self._page_size
+        number = (j * TILE + cute.arch.lane_idx() * self.spec.key_rows) // self._page_size
         inside = number * self._page_size < item.seqlen_k
         return self.page_table[item.b, select(inside, number, 0, "int")]
 
     @touches(lambda item, j, pages, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_k(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("k", item, j, pages, self.spec.d, stage, barrier)
+        self._copy_keys("k", item, j, pages, stage, barrier)
 
     @touches(lambda item, j, pages, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_v(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("v", item, j, pages, self.spec.d_v, stage, barrier)
+        self._copy_keys("v", item, j, pages, stage, barrier)
 
     def _copy_keys(
-        self, name: str, item: Any, j: Any, pages: Any, columns: int, stage: Any, barrier: Any
+        self, name: str, item: Any, j: Any, pages: Any, stage: Any, barrier: Any
     ) -> None:
         if self.spec.page_rows:
-            _copy_pages(self, name, item, j, pages, columns, stage, barrier)
+            _copy_pages(self, name, item, j, pages, stage, barrier)
         else:
-            place = item.b_k, item.start_k, item.seqlen_k, j * TILE
-            self.copy_rows(name, item, place, columns, (0, stage), barrier)
+            place = item.b_k, item.start_k, item.seqlen_k, j * TILE + self.parts[name].key
+            self.copy_rows(name, item, place, (0, stage), barrier)
 
     @property
     def _page_size(self) -> Any:
         return self.operands["k"][1].shape[0]
 
-    def _key(self, j: Any, part: Any) -> Any:
-        """The first key of a part of a block."""
-        return j * TILE + part * self.spec.key_rows
-
-    def page_place(self, item: Any, j: Any, part: Any, page: Any) -> tuple:
-        """Where a part of a block is: a page is a batch entry with a length of its own."""
-        key = self._key(j, part)
+    def page_place(self, item: Any, key: Any, page: Any) -> tuple:
+        """Where a key is: a page is a batch entry with a length of its own."""
         first = key // self._page_size * self._page_size
         left = item.seqlen_k - first
         length = select(left < self._page_size, left, self._page_size, "int")
         return page, 0, select(length < 0, 0, length, "int"), key - first
 
-    def copy_rows(
-        self, name: str, item: Any, place: tuple, columns: int, to: tuple, barrier: Any
-    ) -> None:
+    def copy_rows(self, name: str, item: Any, place: tuple, to: tuple, barrier: Any) -> None:
         """Rows `first`, ... of the `length` rows behind `start`, of a batch entry or a page."""
         _, source, _ = self.operands[name]
         b, start, length, first = place
         there = source[(None, None, item.h_kv, b, start + length)]
-        offset = source.shape[0] - length + first, 0
-        self._copy(name, there, offset, (self.spec.key_rows, columns), to, barrier)
+        part = self.parts[name]
+        offset = source.shape[0] - length + first, part.column
+        self._copy(name, there, offset, part.shape, to, barrier)
 
     def _copy(
         self, name: str, there: cute.Tensor, first: tuple, shape: tuple, place: tuple, barrier: Any
@@ -146,10 +165,11 @@ class LoadWork(Fixed):
 
 @cute.jit
 def _copy_pages(
-    work: Any, name: cutlass.Constexpr, item: Any, j: Any, pages: Any, columns: cutlass.Constexpr,
-    stage: Any, barrier: Any,
+    work: Any, name: cutlass.Constexpr, item: Any, j: Any, pages: Any, stage: Any, barrier: Any
 ):  # fmt: skip
-    for part in cutlass.range(work.spec.key_copies, unroll=1):
-        page = cute.arch.shuffle_sync(pages, part)
-        place = work.page_place(item, j, part, page)
-        work.copy_rows(name, item, place, columns, (part, stage), barrier)
+    part = work.parts[name]
+    for copy in cutlass.range(part.copies, unroll=1):
+        key = part.key + copy * part.shape[0]
+        page = cute.arch.shuffle_sync(pages, key // work.spec.key_rows)
+        place = work.page_place(item, j * TILE + key, page)
+        work.copy_rows(name, item, place, (copy, stage), barrier)

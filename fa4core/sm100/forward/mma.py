@@ -79,6 +79,7 @@ def mma(work: Any, plan: Any, ends: Ends):
             p_last.wait(t)
             work.pv_last(t, v)
             o.arrive(t)
+        kv_free.arrive(stage=v)
 
 
 class MmaWork(Fixed):

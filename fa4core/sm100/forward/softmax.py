@@ -20,9 +20,10 @@ from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward.exp import exp2_row
-from fa4core.sm100.forward.rows import row_of
+from fa4core.sm100.forward.rows import results_batch, row_of, write_row
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 
+LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
 NEVER = -math.inf
 WIDTH = TILE // PARTS  # scores of a part
@@ -68,6 +69,7 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
             work.post_rows(t, rows)
             stats.arrive(t)
             stats_free.advance()
+            work.write_maximum(plan.item(index), t, rows)  # read anew, not kept in registers
         index = source.next(index)
 
 
@@ -127,12 +129,17 @@ class SoftmaxWork(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup: the row of the tile.
         scores, weights: Address in tensor memory of S and of P, by tile.
-        stats: (3, 128, tiles) float32 in shared memory.
+        stats: (2, 128, tiles) float32 in shared memory.
         mods: Mask and score mod.
         scale: Run-time factor on q . k.
+        row_max: (seqlen_q, heads, batch) in global memory.
+        batches: Of queries.
     """
 
-    def __init__(self, spec: Spec, thread, scores, weights, stats, mods, scale):
+    def __init__(
+        self, spec: Spec, thread, scores, weights, stats, mods, scale, row_max, batches
+    ):  # fmt: skip
+        self.row_max, self.batches = row_max, batches
         self.spec, self.thread, self.mods, self.scale = spec, thread, mods, scale
         self.scores, self.weights, self.stats = scores, weights, stats
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
@@ -201,7 +208,12 @@ class SoftmaxWork(Fixed):
     def post_rows(self, t: Any, rows: Rows) -> None:
         self.stats[0, self.thread, t] = rows.total
         self.stats[1, self.thread, t] = rows.applied
-        self.stats[2, self.thread, t] = rows.highest
+
+    def write_maximum(self, item: Any, t: Any, rows: Rows) -> None:
+        """The row's true maximum, natural units, to global memory."""
+        row = row_of(self.spec, item, t, self.thread)
+        batch = results_batch(self.spec, item, self.batches)
+        write_row(self.row_max, item, row, batch, rows.highest * LN2)
 
     @touches(lambda t, part, scores, rows: (writes("p", t),))
     def store_p(self, t: Any, part: int, scores: cute.Tensor, rows: Rows) -> None:

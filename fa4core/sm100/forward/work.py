@@ -57,6 +57,21 @@ class Run:
     kinds: Any
 
 
+@attrs.frozen(eq=False)
+class Share:
+    """What a CTA has of a work tile: `tiles` query tiles, behind those of the CTAs before it.
+
+    Attributes:
+        tiles: Query tiles of each CTA.
+        cta: Rank of the CTA among those that share the work tile.
+        ctas: How many those are.
+    """
+
+    tiles: int
+    cta: Any = 0
+    ctas: int = 1
+
+
 FIELDS = len(attrs.fields(Item))
 RUN_FIELDS = len(attrs.fields(Run))
 
@@ -66,18 +81,27 @@ class Plan(Fixed):
 
     `items` and `runs` are indexed as `table[row, field]`: device tensors, or lists of tuples in the
     checker through `rows`. `source` makes a role's end of the work source from its endpoints.
+    `share` is what the role's CTA has of a work tile.
     """
 
-    def __init__(self, items: Any, runs: Any, count: Any, source: Callable[[Ends], Any]):
+    def __init__(
+        self, items: Any, runs: Any, count: Any, source: Callable[[Ends], Any], share: Share
+    ):
         self.items, self.runs, self.count, self.source = items, runs, count, source
+        self.share = share
 
     def item(self, index: Any) -> Item:
-        return Item(*(self.items[index, i] for i in range(FIELDS)))
+        """The CTA's share of a work tile, as a work tile of its own."""
+        item = Item(*(self.items[index, i] for i in range(FIELDS)))
+        if self.share.ctas == 1:
+            return item
+        return attrs.evolve(item, tile=item.tile * self.share.ctas + self.share.cta)
 
     def run(self, index: Any) -> Run:
         return Run(*(self.runs[index, i] for i in range(RUN_FIELDS)))
 
     def end(self, run: Run, t: Any, partial: bool) -> Any:
-        """Where the run ends for query tile `t` if it is of this kind; else `run.first`."""
-        full = ((run.kinds >> (2 * t)) & 3) // FULL  # arithmetic: a device value can't branch here
+        """Where the run ends for the CTA's query tile `t` if it is of this kind; else its start."""
+        kind = (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
+        full = kind // FULL  # arithmetic, because a device value can't branch here
         return run.first + (run.end - run.first) * (1 - full if partial else full)
