@@ -170,12 +170,12 @@ class Spec:
         return Pipeline(
             roles=(
                 Role("softmax", 0, 4, copies=tiles, registers=192),
-                Role("correction", 4 * tiles, 4, registers=64),
-                Role("mma", 4 * tiles + 4, 1, registers=64, leader=True),
-                Role("load", 4 * tiles + 5, 1, registers=64),
+                Role("correction", 4 * tiles, 4, registers=72),
+                Role("mma", 4 * tiles + 4, 1, registers=56, leader=True),
+                Role("load", 4 * tiles + 5, 1, registers=56),
                 # idle without a queue
-                Role("scheduler", 4 * tiles + 6, 1, registers=64, leader=True),
-                Role("store", 4 * tiles + 7, 1, registers=64),
+                Role("scheduler", 4 * tiles + 6, 1, registers=56, leader=True),
+                Role("store", 4 * tiles + 7, 1, registers=56),
             ),
             signals=(
                 Signal("q_full", (("load", tma),), "mma", copies=tiles),
