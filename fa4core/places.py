@@ -22,7 +22,8 @@ class Place:
         target: Name of the target.
         sms: Streaming multiprocessors.
         emulated: Whether it is the emulator.
-        launcher: A kernel's host function -> what to call with its arguments.
+        launcher: A kernel's host function -> what to call with its arguments; None if nothing will
+            be launched there.
         converted: An argument that stays the same from call to call -> what to pass for it.
         follow: Told of every prepared call.
     """
@@ -30,7 +31,7 @@ class Place:
     target: str
     sms: int
     emulated: bool
-    launcher: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+    launcher: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     converted: Callable[[Any], Any] = lambda argument: argument
     follow: Callable[[Prepared], None] = lambda prepared: None
 
@@ -78,7 +79,7 @@ def on_device(target: str, device: torch.device) -> Place:
         end.atexit = False
 
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Place(target, sms, False, converted=for_tvm_ffi, follow=follow)
+    return Place(target, sms, False, lambda function: function, for_tvm_ffi, follow)
 
 
 _dropped: defaultdict[torch.device, list[tuple]] = defaultdict(list)
