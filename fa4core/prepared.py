@@ -22,6 +22,7 @@ from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, type_of
 from fa4core.places import Place
 from fa4core.plan.problem import Problem
+from fa4core.plan.strides import copy_reason
 from fa4core.reference.tiled import Call
 
 Tensor = torch.Tensor
@@ -147,7 +148,7 @@ def prepare(
         spaces = skeleton.workspaces(call, kernel.spec, *batched)
         rest = tuple(place.converted(_moved(r, q.device)) for r in rest)
         launch = place.launcher(obtain(kernel).function)
-    shown = tuple(_shown(t) for t in (q, k, v))
+    shown = _shown(q, queries=True), _shown(k, queries=False), _shown(v, queries=False)
     fill = launch is None or not _covered(call.problem, q)
     prepared = Prepared(
         launch,
@@ -217,25 +218,35 @@ def _covered(problem: Problem, q: Tensor) -> bool:
     return sum(problem.seqlens_q) == rows
 
 
-def _shown(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
+def _shown(tensor: Tensor, queries: bool) -> Callable[[Tensor], Tensor] | None:
     """How the kernel takes a tensor: four dimensions, and a stride that TMA takes in each.
 
-    A dimension of extent 1 may have any stride in torch, and nothing depends on it.
+    A dimension of extent 1 may have any stride in torch, and nothing depends on it; one that is
+    expanded (stride 0) has one entry.
     """
     form = tensor if tensor.dim() == 4 else tensor[None]
     if not form.numel():
         none = tensor.new_zeros(tuple(max(n, 1) for n in form.shape))  # nothing reads it
         return lambda _: none
+    if copy_reason(form, queries) is not None:
+        return _copied
     last = form.dim() - 1
+    shape = tuple(1 if s == 0 else n for n, s in zip(form.shape, form.stride(), strict=True))
     strides = tuple(
         (1 if i == last else 8) if n == 1 else stride
-        for i, (n, stride) in enumerate(zip(form.shape, form.stride(), strict=True))
+        for i, (n, stride) in enumerate(zip(shape, form.stride(), strict=True))
     )
-    if strides == tensor.stride():
+    if shape == tensor.shape and strides == tensor.stride():
         return None
-    if strides[1:] == tensor.stride() and form.shape[0] == 1:
+    if shape == form.shape and strides[1:] == tensor.stride():
         return _BATCHED  # quicker than the general form
-    return operator.methodcaller("as_strided", form.shape, strides)
+    return operator.methodcaller("as_strided", shape, strides)
 
 
 _BATCHED = operator.itemgetter(None)  # tensor[None]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """For what TMA can't read where it is."""
+    copy = tensor.clone(memory_format=torch.contiguous_format)
+    return copy if copy.dim() == 4 else copy[None]
