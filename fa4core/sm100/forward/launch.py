@@ -11,11 +11,12 @@ import math
 import torch
 
 from fa4core.compile.kernel import Kernel
+from fa4core.places import Place
 from fa4core.plan.choose import choose
 from fa4core.plan.target import SM100
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
-from fa4core.prepared import Place, Shape, Skeleton
+from fa4core.prepared import Shape, Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.coordinates import packed, packing
 from fa4core.sm100.forward.metadata import Metadata, metadata, pre_pass
