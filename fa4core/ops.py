@@ -29,7 +29,6 @@ from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
 from fa4core.sm100.forward.launch import FORWARD
-from fa4core.sm100.support import check_tensors
 from fa4core.variant import Variant
 from primitives.expr import Capture
 from primitives.sequence import Layout
@@ -52,8 +51,6 @@ def plan_call(
     if chosen == "reference" and backend == "auto" and q.device.type != "cpu":
         announce(chosen, why)
     check(program, problem, q.device, chosen)
-    if chosen != "reference":
-        check_tensors(q, k, v)
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
     return _analysed(program, problem, layout, scale), chosen
 

@@ -19,9 +19,11 @@ import torch
 from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, type_of
 from fa4core.plan.problem import Problem
+from fa4core.plan.strides import copy_reason
 from fa4core.reference.tiled import Call
 
 Tensor = torch.Tensor
+COPIED = "copied"
 Shape = tuple[int, ...]
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -57,7 +59,7 @@ class Prepared:
     Attributes:
         launch: Takes all arguments; None if there is nothing to launch.
         shown: For each of q, k, v its (shape, strides) as the kernel takes it, a tensor to take
-            instead, or None to take it as it is.
+            instead, COPIED if TMA can't read it where it is, or None to take it as it is.
         out_shape, rows_shape: Of the results, as the kernel takes them.
         spaces: Shapes of the workspaces.
         packed: Whether results lose their batch dimension.
@@ -119,7 +121,7 @@ def prepare(
         spaces = skeleton.workspaces(call, kernel.spec, out_shape, rows_shape)
         rest = tuple(_moved(r, q.device) for r in rest)
         launch, rest = place.bind(obtain(kernel).function, rest)
-    shown = tuple(_shown(t) for t in (q, k, v))
+    shown = _shown(q, queries=True), _shown(k, queries=False), _shown(v, queries=False)
     fill = launch is None or not _covered(call.problem, q)
     return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest)
 
@@ -182,25 +184,33 @@ def _covered(problem: Problem, q: Tensor) -> bool:
     return sum(problem.seqlens_q) == rows
 
 
-def _shown(tensor: Tensor) -> Any:
+def _shown(tensor: Tensor, queries: bool) -> Any:
     """How the kernel takes a tensor: four dimensions, and a stride that TMA takes in each.
 
-    A dimension of extent 1 may have any stride in torch, and nothing depends on it.
+    A dimension of extent 1 may have any stride in torch, and nothing depends on it; one that is
+    expanded (stride 0) has one entry.
     """
     form = tensor if tensor.dim() == 4 else tensor[None]
     if not form.numel():
         return tensor.new_zeros(tuple(max(n, 1) for n in form.shape))  # nothing reads it
+    if copy_reason(form, queries) is not None:
+        return COPIED
     last = form.dim() - 1
+    shape = tuple(1 if s == 0 else n for n, s in zip(form.shape, form.stride(), strict=True))
     strides = tuple(
         (1 if i == last else 8) if n == 1 else stride
-        for i, (n, stride) in enumerate(zip(form.shape, form.stride(), strict=True))
+        for i, (n, stride) in enumerate(zip(shape, form.stride(), strict=True))
     )
-    return None if strides == tensor.stride() else (tuple(form.shape), strides)
+    same = shape == tensor.shape and strides == tensor.stride()
+    return None if same else (shape, strides)
 
 
 def _as_shown(tensor: Tensor, shown: Any) -> Tensor:
     if shown is None:
         return tensor
+    if shown is COPIED:
+        copy = tensor.clone(memory_format=torch.contiguous_format)
+        return copy if copy.dim() == 4 else copy[None]
     return shown if isinstance(shown, Tensor) else tensor.as_strided(*shown)
 
 
