@@ -6,7 +6,7 @@ and arrivals, and with a stand-in for its work that writes down the declared eff
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -124,9 +124,11 @@ class _Anything:
 class _Work:
     """Stands in for a role's work: methods with a declared effect record it."""
 
-    def __init__(self, kind: type, recorder: Recorder, tiles: tuple[int, ...], leader: bool):
-        self._kind, self._recorder, self.tiles = kind, recorder, tiles
-        self._leader = leader
+    def __init__(
+        self, kind: type, recorder: Recorder, known: Mapping[str, Any], leader: bool = False
+    ):
+        self._kind, self._recorder, self._leader = kind, recorder, leader
+        self.__dict__.update(known)
 
     def _ctas(self, unit: Unit) -> tuple[int, ...]:
         """Whose memory is accessed: a leader's asynchronous work is in that of all CTAs."""
@@ -152,7 +154,7 @@ class _Work:
 def effects_of(work: type, ends: Ends) -> Any:
     """A stand-in for `work` that records where `ends` do: for what roles have besides their own."""
     assert isinstance(ends.barriers, Recorder)
-    return _Work(work, ends.barriers, (), leader=False)
+    return _Work(work, ends.barriers, {})
 
 
 def undecorated(function: Callable[..., Any]) -> FunctionType:
@@ -176,7 +178,7 @@ def record(
     function: Callable[..., Any],
     work: type,
     plan: Any,
-    tiles: tuple[int, ...],
+    known: Mapping[str, Any],
 ) -> list[Program]:
     """Run a role's function for each of its copies in each CTA that has it.
 
@@ -187,7 +189,7 @@ def record(
             `function(work, plan, ends, copy)`; decorated for the device or not.
         work: The class of its work, whose methods declare effects.
         plan: With Python integers.
-        tiles: What `work.tiles` is.
+        known: Attributes of the work that the role goes by, such as how many tiles there are.
     """
     plain, declared = undecorated(function), pipeline.role(role)
     programs = []
@@ -196,7 +198,7 @@ def record(
         for copy in range(declared.copies):
             recorder = Recorder(pipeline, cta)
             extra = (copy,) if per_copy else ()
-            stand_in = _Work(work, recorder, tiles, declared.leader)
+            stand_in = _Work(work, recorder, known, declared.leader)
             plain(stand_in, plan, Ends(pipeline, role, recorder), *extra)
             name = f"{role}{copy}" if per_copy else role
             programs.append(Program(name + _of(cta), tuple(recorder.events)))

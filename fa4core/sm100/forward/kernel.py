@@ -24,11 +24,16 @@ from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
 from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import TILE, Spec
+from fa4core.sm100.forward.store import StoreWork, store
 from fa4core.sm100.forward.work import Plan, Share
 from fa4core.sm100.umma import InShared, Instruction
 
 _DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
+
+
+def out_type(spec: Spec) -> Any:
+    return cutlass.Float32 if spec.split else _DTYPES[spec.dtype]
 
 
 def group(spec: Spec) -> tcgen05.CtaGroup:
@@ -80,6 +85,7 @@ def forward_kernel(
     k: cute.Tensor,
     load_v: cute.CopyAtom,
     v: cute.Tensor,
+    store_out: cute.CopyAtom,
     out: cute.Tensor,
     lse: cute.Tensor,
     row_max: cute.Tensor,
@@ -92,8 +98,6 @@ def forward_kernel(
     pipeline, products = spec.pipeline, Products(spec)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    first, _, _ = cute.arch.block_idx()
-    step, _, _ = cute.arch.grid_dim()
     pair = spec.ctas > 1
     cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if pair else 0
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
@@ -102,7 +106,7 @@ def forward_kernel(
     address = _at(memory, spec, "address", cutlass.Int32)
     stats = cute.make_tensor(
         _at(memory, spec, "stats", cutlass.Float32),
-        cute.make_layout((3, TILE, spec.tiles), stride=(TILE, 1, 3 * TILE)),
+        cute.make_layout((2, TILE, spec.tiles), stride=(TILE, 1, 2 * TILE)),
     )
     s_q = _operand(memory, spec, "q", products.q_layout, products.dtype)
     s_k = _operand(memory, spec, "kv", products.k_layout, products.dtype)
@@ -121,15 +125,14 @@ def forward_kernel(
     registers = {role.name: role.registers for role in pipeline.roles}
     count = cute.size(items, mode=[0])
     answers = Answers(_at(memory, spec, "answers", cutlass.Int128), count, spec.ctas)
-    begin, step = first // spec.ctas, step // spec.ctas
-    source = queue(begin, lambda ends: answers) if spec.dynamic else stride(begin, step)
-    plan = Plan(items, runs, count, source, Share(spec.tiles, cta, spec.ctas))
+    share = Share(spec.tiles, cta, spec.ctas)
+    plan = Plan(items, runs, count, lambda ends: _source(spec, answers, ends), share)
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)
     is_mma, _ = role_of(pipeline, "mma", warp)
     is_scheduler, _ = role_of(pipeline, "scheduler", warp)
-    is_spare, _ = role_of(pipeline, "spare", warp)
+    is_store, _ = role_of(pipeline, "store", warp)
     is_softmax, t = role_of(pipeline, "softmax", warp)
     is_correction, _ = role_of(pipeline, "correction", warp)
     if is_load:
@@ -145,8 +148,12 @@ def forward_kernel(
         if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (decided when compiling; the other is not)
             if cta == LEADER:
                 scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
-    if is_spare:
-        cute.arch.setmaxregister_decrease(registers["spare"])
+    if is_store:
+        cute.arch.setmaxregister_decrease(registers["store"])
+        place = lse.shape[0], q.shape[4]
+        staged = _panels(memory, spec, "out", views.q_rows(spec), spec.out_columns)
+        storing = StoreWork(spec, store_out, out, staged, place)
+        store(storing, plan, Ends(pipeline, "store", barriers))
     if is_mma:
         cute.arch.setmaxregister_decrease(registers["mma"])
         if cta == LEADER:
@@ -156,14 +163,14 @@ def forward_kernel(
         cute.arch.setmaxregister_decrease(registers["correction"])
         finishing = CorrectionWork(
             spec, thread_of(pipeline, "correction", thread), _columns(spec, tmem, "o"), stats,
-            mods, out, lse, row_max, q.shape[4],
+            mods, _staged(memory, spec), lse, row_max, q.shape[4],
         )  # fmt: skip
         correction(finishing, plan, Ends(pipeline, "correction", barriers))
     if is_softmax:
         cute.arch.setmaxregister_increase(registers["softmax"])
         weighing = SoftmaxWork(
             spec, thread_of(pipeline, "softmax", thread), _columns(spec, tmem, "s"),
-            _columns(spec, tmem, "p"), stats, mods, scale,
+            _columns(spec, tmem, "p"), stats, mods, scale, row_max, q.shape[4],
         )  # fmt: skip
         softmax(weighing, plan, Ends(pipeline, "softmax", barriers), t)
 
@@ -180,6 +187,15 @@ def _meet(spec: Spec) -> None:
     else:
         cute.arch.cluster_arrive(aligned=True)
         cute.arch.cluster_wait()
+
+
+def _source(spec: Spec, answers: Answers, ends: Ends) -> Any:
+    """Begins in each role anew: a value that all of them keep would be spilled."""
+    first, _, _ = cute.arch.block_idx()
+    step, _, _ = cute.arch.grid_dim()
+    begin, step = first // spec.ctas, step // spec.ctas
+    source = queue(begin, lambda _: answers) if spec.dynamic else stride(begin, step)
+    return source(ends)
 
 
 def _at(memory: cute.Pointer, spec: Spec, name: str, dtype: Any) -> cute.Pointer:
@@ -203,12 +219,22 @@ def _panels(
 ) -> cute.Tensor:
     """A region's tiles as TMA fills them; the last modes are the copy and the stage."""
     region, layout = spec.smem[name], views.box(rows, columns, height)
-    dtype, count = _DTYPES[spec.dtype], math.prod(rows)
+    dtype, count = out_type(spec) if name == "out" else _DTYPES[spec.dtype], math.prod(rows)
     copies = cute.make_layout(height // count, stride=count * views.panel(columns))
     layout = cute.append(layout, copies)
     stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
-    pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns), dtype=dtype)
+    pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns, dtype), dtype=dtype)
     return cute.make_tensor(pointer, cute.append(layout, stages))
+
+
+def _staged(memory: cute.Pointer, spec: Spec) -> cute.Tensor:
+    """Staged parts of O as (row, column, stage)."""
+    region, columns = spec.smem["out"], spec.out_columns
+    swizzle = cute.make_swizzle(3, 4, 3)
+    pointer = cute.recast_ptr(memory + region.offset, swizzle, dtype=out_type(spec))
+    stages = region.region.stages
+    layout = cute.make_layout((TILE, columns, stages), stride=(columns, 1, TILE * columns))
+    return cute.make_tensor(pointer, layout)
 
 
 def _clear_idle_rows(memory: cute.Pointer, spec: Spec, thread: Any) -> None:
@@ -273,20 +299,25 @@ def forward(
     heads, rows); items and runs: see `work.tables`. In pages, k and v: (pages, rows, heads, d)."""
     by_tma = cpasync.CopyBulkTensorTileG2SOp(group(spec))
 
-    def atom(view: cute.Tensor, rows: tuple[int, ...], columns: int, height: int = TILE) -> tuple:
-        layout = views.swizzled(views.box(rows, columns, height), columns)
-        return cpasync.make_tiled_tma_atom(by_tma, view, layout, (*rows, columns))
+    to_global = cpasync.CopyBulkTensorTileS2GOp()
+
+    def atom(
+        view: cute.Tensor, rows: tuple[int, ...], columns: int, height: int = TILE, by: Any = by_tma
+    ) -> tuple:
+        layout = views.swizzled(views.box(rows, columns, height), columns, view.element_type)
+        return cpasync.make_tiled_tma_atom(by, view, layout, (*rows, columns))
 
     load_q, g_q = atom(views.queries(q, spec), views.q_rows(spec), spec.d)
     load_k, g_k = atom(views.keys(k), (spec.k_rows,), spec.d, spec.keys)
     load_v, g_v = atom(views.keys(v), (spec.key_rows,), spec.columns)
-    rows = views.by_rows(out)
+    rows, columns = views.q_rows(spec), spec.out_columns
+    store_out, g_out = atom(views.results(out, spec), rows, columns, by=to_global)
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
-        spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, page_table,
-        captured, scale,
+        spec, load_q, g_q, load_k, g_k, load_v, g_v, store_out, g_out, *by_row, items, runs,
+        page_table, captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], cluster=[spec.ctas, 1, 1],
         min_blocks_per_mp=1, stream=stream,

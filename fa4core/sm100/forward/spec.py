@@ -28,6 +28,7 @@ PARTS = 4  # P is written in quarters; the last one has a signal of its own
 LAST = TILE // 2 // PARTS  # columns of tensor memory of a part of P
 
 ANSWER_BYTES = 16  # of the work queue
+OUT_BYTES = 128  # of a row of O staged for a store: what one swizzle spans
 AHEAD = 2  # tiles that the work queue is asked for before the slowest role is done with its own
 
 MAX_HEAD_DIM = 256
@@ -128,15 +129,33 @@ class Spec:
     @property
     def kv_stages(self) -> int:
         """As many as fit beside Q, at most 6; V of a block and K of the next are used at once."""
-        room = Limits().smem_bytes - 5 * 1024 - self.tiles * TILE * self.d * 2
+        return self._kv_stages(self.out_stages)
+
+    def _kv_stages(self, out_stages: int) -> int:
+        room = Limits().smem_bytes - 3 * 1024 - out_stages * TILE * OUT_BYTES
+        room -= self.tiles * TILE * self.d * 2
         return min(6, room // self.kv_bytes)
+
+    @property
+    def out_stages(self) -> int:
+        """Two, so that one is filled while the other is stored, unless K and V need the room."""
+        return 2 if self._kv_stages(2) >= 2 * self.ctas else 1
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of O that are staged at a time."""
+        return OUT_BYTES // (4 if self.split else 2)
+
+    @property
+    def out_parts(self) -> int:
+        return -(-self.d_v // self.out_columns)
 
     @property
     def _queue(self) -> tuple[Signal, ...]:
         """Signals of the work queue: its answers go to every role, and each takes every one."""
         if not self.dynamic:
             return ()
-        roles = ("softmax", "correction", "mma", "load", "scheduler")
+        roles = ("softmax", "correction", "mma", "load", "store", "scheduler")
         by_all = tuple((role, How.WARPS) for role in roles)
         return (
             Signal("tile_known", (("scheduler", How.TMA),), roles, stages=AHEAD),
@@ -147,16 +166,16 @@ class Spec:
     def pipeline(self) -> Pipeline:
         tiles = self.tiles
         tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
-        kv = self.kv_stages
+        kv, out = self.kv_stages, self.out_stages
         return Pipeline(
             roles=(
                 Role("softmax", 0, 4, copies=tiles, registers=192),
-                Role("correction", 4 * tiles, 4, registers=64),
-                Role("mma", 4 * tiles + 4, 1, registers=64, leader=True),
-                Role("load", 4 * tiles + 5, 1, registers=64),
+                Role("correction", 4 * tiles, 4, registers=72),
+                Role("mma", 4 * tiles + 4, 1, registers=56, leader=True),
+                Role("load", 4 * tiles + 5, 1, registers=56),
                 # idle without a queue
-                Role("scheduler", 4 * tiles + 6, 1, registers=64, leader=True),
-                Role("spare", 4 * tiles + 7, 1, registers=64),  # fills the warpgroup
+                Role("scheduler", 4 * tiles + 6, 1, registers=56, leader=True),
+                Role("store", 4 * tiles + 7, 1, registers=56),
             ),
             signals=(
                 Signal("q_full", (("load", tma),), "mma", copies=tiles),
@@ -172,13 +191,16 @@ class Spec:
                     "stats_empty", (("correction", warps),), "softmax", copies=tiles, passed=True
                 ),
                 Signal("o_full", (("mma", commit),), "correction", copies=tiles),
+                Signal("out_full", (("correction", warps),), "store", stages=out),
+                Signal("out_empty", (("store", warps),), "correction", stages=out, passed=True),
                 *self._queue,
             ),
             smem=(
-                Region("barriers", 512, align=1024),
+                Region("barriers", 512, align=16),
                 Region("address", 16, align=16),
                 Region("answers", ANSWER_BYTES, stages=AHEAD, align=16),
-                Region("stats", 3 * TILE * 4, stages=tiles, align=16),
+                Region("stats", 2 * TILE * 4, stages=tiles, align=16),
+                Region("out", TILE * OUT_BYTES, stages=out, align=1024),
                 Region("q", TILE * self.d * 2, stages=tiles, align=1024),
                 Region("kv", self.kv_bytes, stages=kv, align=1024),
             ),

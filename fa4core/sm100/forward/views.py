@@ -8,6 +8,8 @@ core reads Q and K, and V transposed, out of them. `kernel` makes copy atoms fro
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import cute
 
@@ -19,8 +21,9 @@ def panel(columns: int) -> int:
     return next(width for width in (64, 32, 16) if columns % width == 0)
 
 
-def swizzle(columns: int) -> cute.Swizzle:
-    return cute.make_swizzle({64: 3, 32: 2, 16: 1}[panel(columns)], 4, 3)
+def swizzle(columns: int, dtype: Any) -> cute.Swizzle:
+    """Over a panel of 128, 64 or 32 bytes."""
+    return cute.make_swizzle({128: 3, 64: 2, 32: 1}[panel(columns) * dtype.width // 8], 4, 3)
 
 
 def box(rows: tuple[int, ...], columns: int, height: int = TILE) -> cute.Layout:
@@ -37,8 +40,8 @@ def box(rows: tuple[int, ...], columns: int, height: int = TILE) -> cute.Layout:
     return cute.make_layout(shape, stride=(*strides, (1, height * width)))
 
 
-def swizzled(layout: cute.Layout, columns: int) -> cute.ComposedLayout:
-    return cute.make_composed_layout(swizzle(columns), 0, layout)
+def swizzled(layout: cute.Layout, columns: int, dtype: Any) -> cute.ComposedLayout:
+    return cute.make_composed_layout(swizzle(columns, dtype), 0, layout)
 
 
 def q_rows(spec: Spec) -> tuple[int, int]:
@@ -72,6 +75,20 @@ def keys(tensor: cute.Tensor) -> cute.Tensor:
     shape = (rows, d, heads, batch, 2 * rows + 1)
     stride = (of_row, 1, of_head, of_batch, of_row)
     return cute.make_tensor(tensor.iterator - back, cute.make_layout(shape, stride=stride))
+
+
+def results(out: cute.Tensor, spec: Spec) -> cute.Tensor:
+    """(batch, rows, heads, d), contiguous, as (packed heads, rows, d, groups of heads, shift).
+
+    Rows and shift as in `keys`, over all rows of all batch entries: TMA takes five modes at most.
+    """
+    batch, rows, heads, d = out.shape
+    _, of_row, of_head, _ = out.stride
+    total = batch * rows
+    back = cute.assume(cutlass.Int64(total) * cutlass.Int64(of_row), divby=8)
+    shape = (spec.packed, total, d, heads // spec.packed, total + 1)
+    stride = (of_head, of_row, 1, of_head * spec.packed, of_row)
+    return cute.make_tensor(out.iterator - back, cute.make_layout(shape, stride=stride))
 
 
 def by_rows(out: cute.Tensor) -> cute.Tensor:
