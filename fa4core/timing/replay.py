@@ -153,8 +153,11 @@ def _tables(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for cta, warp, found in program.warps:
         warps.append((cta, warp, len(found)))
         for step in found:
-            steps.append((step.index, len(events), len(step.events)))
-            events.extend(e[2:] for e in step.events)
+            own = [e[2:] for e in step.events]
+            if program.graph.code.instructions[step.index].opcode.startswith("U"):
+                own = list(dict.fromkeys(own))  # of the uniform datapath: once for the whole warp
+            steps.append((step.index, len(events), len(own)))
+            events.extend(own)
     empty = [(0,) * 6]
     return (
         np.array(events or empty, np.int32),
