@@ -156,9 +156,7 @@ def emulator(
     chosen = resolve(target)
     sms = num_sms or chosen.num_sms
     detectors = detect if isinstance(detect, str) else frozenset(detect)
-    session = Session(
-        chosen, seed, detectors, sms, record, timeline=timeline, trace=trace
-    )
+    session = Session(chosen, seed, detectors, sms, record, timeline=timeline, trace=trace)
     listener = calls.Listener(session._launch, session.machine.parameters)
 
     def finish() -> None:

@@ -52,6 +52,8 @@ _ANCHOR_OF_OPCODE = {
 }
 _MANAGEMENT = ("tcgen05.alloc", "tcgen05.dealloc", "tcgen05.relinquish")  # have barriers inside
 _MOST_WAYS = 4000  # between two anchors
+_OTHER_LINE = -8.0  # score of an anchor whose instruction has another line
+_RETRY = -6.0  # of an instruction that a wait only needs if it fails
 _NEAR = 2  # anchors around a way from which instructions may have been moved into it
 
 
@@ -80,7 +82,7 @@ def _anchor(i: Instruction, line: str) -> str | None:
         if "EXCH" in i.modifiers:
             return "init"
         if "PHASECHK" in i.modifiers:
-            return "wait"
+            return "wait" if "TRYWAIT" in i.modifiers else None  # others are tests after a sleep
         return "arrive" if "ARRIVE" in i.modifiers else None
     return "tensor" if i.pipe == "tensor" else _ANCHOR_OF_OPCODE.get(i.opcode)
 
@@ -93,20 +95,17 @@ class Graph:
         lines = ["", *ptx.splitlines()]
         self.text = [lines[c.line] if c.line < len(lines) else "" for c in control]
         found = code.instructions
-        self.forbidden = [self._is_retry(n) for n in range(len(found))]
-        self.anchor = [
-            None if self.forbidden[n] else _anchor(i, self.text[n]) for n, i in enumerate(found)
-        ]
+        self.forbidden = [i.opcode in ("CALL", "BPT") for i in found]  # ends of broken programs
+        self.sleeps = [self._sleeps(n) for n in range(len(found))]
+        self.anchor = [_anchor(i, self.text[n]) for n, i in enumerate(found)]
+        self.cost = np.array([_RETRY if i.opcode == "NANOSLEEP" else 0.0 for i in found])
         self.next = [self._successors(n) for n in range(len(found))]
         self.line = np.array([c.line for c in control])
 
-    def _is_retry(self, n: int) -> bool:
-        """Whether it belongs to the slow way of a wait, or to the end of a broken program."""
-        i, found = self.code.instructions[n], self.code.instructions
-        if i.opcode in ("NANOSLEEP", "CALL", "BPT"):
-            return True
-        following = found[n + 1].opcode if n + 1 < len(found) else ""
-        return i.opcode == "SYNCS" and "PHASECHK" in i.modifiers and following == "NANOSLEEP"
+    def _sleeps(self, n: int) -> bool:
+        """Whether a wait is a retry, or has its retry behind it: its line is then its own."""
+        found = self.code.instructions
+        return n + 1 < len(found) and found[n + 1].opcode == "NANOSLEEP"
 
     def _successors(self, n: int) -> tuple[int, ...]:
         i = self.code.instructions[n]
@@ -138,9 +137,7 @@ class Graph:
                     break
                 way.append(at)
                 following = self.next[at]
-                if not following or (
-                    self.code.instructions[at].opcode == "EXIT"
-                ):
+                if not following or (self.code.instructions[at].opcode == "EXIT"):
                     count += 1
                     yield list(way), None
                     if not following:
@@ -188,9 +185,10 @@ def match(graph: Graph, warp: WarpTrace, lines: np.ndarray) -> list[Step]:
         reached: dict[int, _State] = {}
         for state in states.values():
             for way, end in graph.ways(state.at):
-                if not _fits(graph, end, group, lines):
+                fit = _fits(graph, end, group, lines)
+                if fit is None:
                     continue
-                score = state.score + _score(graph, way, between[n], near)
+                score = state.score + fit + _score(graph, way, between[n], near)
                 key = -1 if end is None else end
                 if key not in reached or score > reached[key].score:
                     way = way if end is None else [*way, end]
@@ -218,33 +216,43 @@ def _anchors_of(warp: WarpTrace) -> list[list[tuple[int, ...]]]:
 
 def _fits(
     graph: Graph, end: int | None, group: list[tuple[int, ...]] | None, lines: np.ndarray
-) -> bool:
+) -> float | None:
+    """How well an anchor fits an instruction, or None if it can't be it.
+
+    The line is evidence, not proof: the assembler merges equal ends of branches, and the first try
+    of a wait has the line of what stands before the wait.
+    """
     if end is None or group is None:
-        return end is None and group is None
+        return 0.0 if end is None and group is None else None
     kind = _ANCHOR_OF_KIND[Kind(group[0][2])]
-    # The first try of a wait has the line of what stands before the wait.
-    return graph.anchor[end] == kind and (
-        kind == "wait" or graph.line[end] == lines[group[0][1]]
-    )
+    if graph.anchor[end] != kind:
+        return None
+    unsure = kind == "wait" and not graph.sleeps[end]
+    return 0.0 if unsure or graph.line[end] == lines[group[0][1]] else _OTHER_LINE
 
 
 def _score(graph: Graph, way: list[int], here: frozenset[int], near: frozenset[int]) -> float:
     """Instructions of executed lines, less those of lines that were not."""
     found = graph.line[way].tolist() if way else []
-    return sum(1.0 if line in here else 0.0 if line in near else -2.0 for line in found)
+    fit = sum(1.0 if line in here else 0.0 if line in near else -2.0 for line in found)
+    return fit + float(graph.cost[way].sum() if way else 0.0)
 
 
-def _unrolled(state: _State | None) -> list[int]:
-    parts = []
+def _unrolled(state: _State | None) -> list[tuple[int, bool]]:
+    """Instructions, each with whether it is the anchor that its way ends with."""
+    parts: list[list[tuple[int, bool]]] = []
     while state is not None:
-        parts.append(state.way)
+        inside = [(n, False) for n in state.way]
+        if state.before is not None and state.at >= 0:
+            inside[-1] = (state.at, True)
+        parts.append(inside)
         state = state.before
-    return [n for part in reversed(parts) for n in part]
+    return [step for part in reversed(parts) for step in part]
 
 
 def _with_events(
     graph: Graph,
-    indices: list[int],
+    indices: list[tuple[int, bool]],
     anchors: list[list[tuple[int, ...]]],
     warp: WarpTrace,
     lines: np.ndarray,
@@ -261,12 +269,13 @@ def _with_events(
             queue.append([tuple(row)])
     taken: dict[int, int] = defaultdict(int)
     steps, position = [], 0
-    for n in indices:
-        if graph.anchor[n] is not None:
-            if position < len(anchors) and _fits(graph, n, anchors[position], lines):
-                steps.append(Step(n, tuple(anchors[position])))
-                position += 1
-            continue  # under a guard that did not hold
+    for n, is_anchor in indices:
+        if is_anchor:
+            steps.append(Step(n, tuple(anchors[position])))
+            position += 1
+            continue
+        if graph.anchor[n] is not None:  # under a guard that did not hold
+            continue
         line = int(graph.line[n])
         if line in others and _does(graph.code.instructions[n]) and taken[line] < len(others[line]):
             steps.append(Step(n, tuple(others[line][taken[line]])))

@@ -47,7 +47,10 @@ class Parameters:
             far partition among them.
         bulk_store_latency: Until the source of a bulk store begins to be read. Assumed.
         arrive_latency: From an arrival to the phase that it completes. Assumed.
-        wait_latency: From a complete phase to the next instruction of a waiting warp. Assumed.
+        wait_latency: Until a test of a barrier is answered. Assumed to be that of a shared load.
+        wake_latency: From a complete phase to a warp that sleeps for it. Assumed.
+        retry_stalls: Stall counts between its sleep and its way back, in the retry that ptxas
+            puts behind every wait: a second test and two branches.
         remote_latency: More, for the barrier of another CTA of the cluster: 180 cycles for an
             access of distributed shared memory (arXiv 2402.13499, Hopper).
         barrier_latency: Of `bar.sync` after the last warp's arrival. Assumed.
@@ -73,7 +76,9 @@ class Parameters:
     bulk_load_latency: float = 600
     bulk_store_latency: float = 60
     arrive_latency: float = 16
-    wait_latency: float = 16
+    wait_latency: float = 24
+    wake_latency: float = 16
+    retry_stalls: float = 17
     remote_latency: float = 180
     barrier_latency: float = 16
     cluster_latency: float = 180

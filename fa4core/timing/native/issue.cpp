@@ -44,7 +44,14 @@ Reason Machine::why_not(Sm& sm, Warp& w, u64& culprit) {
   return NOT_CHOSEN;  // it could
 }
 
+void Machine::note(Warp& w, bool waits) {
+  if (!keep_spans || waits == (w.waits_since >= 0)) return;
+  if (!waits) spans.push_back({w.cta, w.index, 3, w.waits_since, now});
+  w.waits_since = waits ? now : -1;
+}
+
 void Machine::count(Warp& w, Reason r, u64 culprit) {
+  note(w, r == AT_MBARRIER || r == AT_BARRIER);
   w.spent[r]++;
   if (r == AT_MBARRIER) w.at_mbarrier[culprit & ~IS_MBARRIER]++;
   else if (r == OPERANDS) w.on_pipe[culprit]++;
@@ -67,6 +74,7 @@ void Machine::schedule(Sm& sm, int which) {
   }
   if (chosen < 0) return;
   Warp& w = *list[(size_t)chosen];
+  note(w, false);
   w.spent[ISSUED]++;
   sm.last[which] = chosen;
   issue(sm, w);
@@ -110,7 +118,7 @@ void Machine::perform(Sm& sm, Warp& w, const Static& s, const Dynamic& d) {
       if (store) w.shared_writes++;
       sm.accesses.push_back({store ? Access::Store : Access::Load, std::max(1.0, passes), &w,
                              s.write, s.read,
-                             (i64)(global ? p.global_latency : p.shared_latency), 0});
+                             (i64)(global ? p.global_latency : p.shared_latency), 0, 0});
       read_later = false;
       break;
     }
@@ -169,7 +177,7 @@ void Machine::perform(Sm& sm, Warp& w, const Static& s, const Dynamic& d) {
       break;
     case Op::BulkStore:
       each([&](const Event& v) {
-        sm.bulk_accesses.push_back({Access::BulkRead, std::ceil(v.c / 128.0), &w, NONE, NONE, 0, 0});
+        sm.bulk_accesses.push_back({Access::BulkRead, std::ceil(v.c / 128.0), &w, NONE, NONE, 0, 0, 0});
         w.open_stores++;
         if (keep_spans) spans.push_back({w.cta, -2, 2, now, now + (i64)(v.c / p.smem_bytes)});
       });
@@ -239,7 +247,7 @@ void Machine::perform(Sm& sm, Warp& w, const Static& s, const Dynamic& d) {
       i64 done = now + jittered(p.global_latency);
       w.last_copy = std::max(w.last_copy, done);
       sm.bulk_accesses.push_back(
-          {Access::Load, e ? std::max(1, e->e) * 1.0 : 1, &w, NONE, NONE, 0, 0});
+          {Access::Load, e ? std::max(1, e->e) * 1.0 : 1, &w, NONE, NONE, 0, 0, 0});
       break;
     }
     case Op::CopyArrive:

@@ -59,7 +59,8 @@ struct Parameters {
   double mac, smem_bytes, tmem_bytes, tma_bytes;             // rates, per clock and SM (scheduler)
   double mma_latency, tmem_load_latency, tmem_store_latency;  // cycles
   double shared_latency, global_latency, bulk_load_latency, bulk_store_latency;
-  double arrive_latency, wait_latency, remote_latency, barrier_latency, cluster_latency;
+  double arrive_latency, wait_latency, wake_latency, retry_stalls;
+  double remote_latency, barrier_latency, cluster_latency;
   double operand_latency, work_id_latency;
   double jitter, greedy;
   double warp_skew;  // cycles over which warps begin
@@ -125,17 +126,20 @@ struct Warp {
   i32 open_stores = 0;
   std::deque<i32> groups;  // bulk stores not read yet, of each committed group
   i32 allowed_groups = 0;
+  i64 waits_since = -1;  // for the spans
   i64 spent[REASONS] = {};
   std::map<u64, i64> at_mbarrier, at_other, on_pipe;
 };
 
-// A request for passes through shared memory; done() happens when all were served.
+// A request for passes through shared memory, and what follows when all were served.
 struct Access {
   enum Kind { Load, Store, Bulk, BulkRead } kind;
   double passes;
   Warp* warp;
   i32 scoreboard, read;
-  i64 key, bytes;  // of the mbarrier that a bulk load completes on
+  i64 latency;  // until a load's result is there
+  u64 barrier;  // that a bulk load completes on, and the bytes of it that are then complete
+  i64 bytes;
 };
 
 struct Transfer {  // a bulk load on its way into an SM
@@ -186,8 +190,8 @@ struct Timed {
 };
 
 struct Span {
-  i32 cta, lane;  // lane: warp, or -1 tensor core, -2 TMA
-  i32 kind;
+  i32 cta, lane;  // lane: warp, or -1 tensor core, -2 bulk copies
+  i32 kind;       // 0 product, 1 bulk load, 2 bulk store, 3 a warp waits at a barrier
   i64 start, stop;
 };
 
@@ -225,6 +229,7 @@ struct Machine {
   void arrive(u64 key, i64 count, i64 expected, i64 completed);
   void check(u64 key, Mbarrier& b);
   void count(Warp& w, Reason r, u64 culprit);
+  void note(Warp& w, bool waits);
   std::string stuck();
 };
 

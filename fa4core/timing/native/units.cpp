@@ -54,7 +54,9 @@ void Machine::check(u64, Mbarrier& b) {
   b.pending += b.count;
   auto ready = [&](Mbarrier::Waiter& x) { return (i32)(b.phase & 1) != x.parity; };
   for (auto& x : b.waiters)
-    if (ready(x)) release_after(*x.warp, x.scoreboard, jittered(p.wait_latency));
+    if (ready(x))  // it sleeps: it is woken, asks again, and comes back from the retry
+      release_after(*x.warp, x.scoreboard,
+                    jittered(p.wake_latency + p.wait_latency) + (i64)p.retry_stalls);
   std::erase_if(b.waiters, ready);
 }
 
@@ -67,8 +69,8 @@ void Machine::shared_memory(Sm& sm) {
     sm.tma_busy++;
     bool last = t.bytes <= 0;
     if (sm.link >= PASS || last) {
-      sm.bulk_accesses.push_back({Access::Bulk, 1, nullptr, NONE, NONE, (i64)t.barrier,
-                                  last ? (i64)t.total : 0});
+      sm.bulk_accesses.push_back(
+          {Access::Bulk, 1, nullptr, NONE, NONE, 0, t.barrier, last ? (i64)t.total : 0});
       sm.link = last ? 0 : sm.link - PASS;
     }
     if (last) sm.transfers.pop_front();
@@ -98,10 +100,10 @@ void Machine::shared_memory(Sm& sm) {
     Access& a = list.front();
     if ((a.passes -= 1) > 0) return;
     if (a.kind == Access::Bulk && a.bytes)
-      at(now + jittered(p.arrive_latency), Timed::Arrive, nullptr, (u64)a.key, 0, a.bytes);
+      at(now + jittered(p.arrive_latency), Timed::Arrive, nullptr, a.barrier, 0, a.bytes);
     if (a.kind == Access::BulkRead) at(now + 1, Timed::BulkRead, a.warp);
     if (a.kind == Access::Store) at(now + 1, Timed::SharedDone, a.warp);
-    if (a.scoreboard != NONE) release_after(*a.warp, a.scoreboard, jittered((double)a.key));
+    if (a.scoreboard != NONE) release_after(*a.warp, a.scoreboard, jittered((double)a.latency));
     if (a.read != NONE) release_after(*a.warp, a.read, 1);
     list.pop_front();
     return;
