@@ -30,7 +30,11 @@ from fa4core.cli_variant import (
     takes_problem,
 )
 
-LAZY = {"emulate": "fa4core.emulator.cli", "report": "fa4core.report.cli", "time": "fa4core.timing.cli"}
+LAZY = {
+    "emulate": "fa4core.emulator.cli",
+    "report": "fa4core.report.cli",
+    "time": "fa4core.timing.cli",
+}
 
 
 class _Commands(click.Group):

@@ -11,7 +11,7 @@ are not followed: whoever replays the sequence waits instead.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -87,6 +87,28 @@ def _anchor(i: Instruction, line: str) -> str | None:
     return "tensor" if i.pipe == "tensor" else _ANCHOR_OF_OPCODE.get(i.opcode)
 
 
+@attrs.frozen(eq=False)
+class Way:
+    """Instructions between two anchors.
+
+    Attributes:
+        path: Their indices.
+        end: The anchor behind them; None at the end of the code.
+        lines: How many come from each PTX line.
+        cost: Against taking it, whatever was executed.
+    """
+
+    path: tuple[int, ...]
+    end: int | None
+    lines: tuple[tuple[int, int], ...]
+    cost: float
+
+    def score(self, here: frozenset[int], near: frozenset[int]) -> float:
+        """Instructions of executed lines, less those of lines that were not."""
+        fit = sum(n if line in here else 0 if line in near else -2 * n for line, n in self.lines)
+        return fit + self.cost
+
+
 class Graph:
     """Machine code with its control flow and anchors, to be asked for the ways of many warps."""
 
@@ -101,6 +123,7 @@ class Graph:
         self.cost = np.array([_RETRY if i.opcode == "NANOSLEEP" else 0.0 for i in found])
         self.next = [self._successors(n) for n in range(len(found))]
         self.line = np.array([c.line for c in control])
+        self._ways: dict[int, list[Way]] = {}
 
     def _sleeps(self, n: int) -> bool:
         """Whether a wait is a retry, or has its retry behind it: its line is then its own."""
@@ -117,39 +140,42 @@ class Graph:
             return targets + behind if i.conditional else targets
         return behind
 
-    def ways(self, start: int) -> Iterator[tuple[list[int], int | None]]:
-        """Ways from behind `start` to the next anchor, or to the end (None)."""
+    def ways(self, start: int) -> list[Way]:
+        """Ways from behind `start` to the next anchor, or to the end."""
+        if start not in self._ways:
+            self._ways[start] = list(self._find(start))
+        return self._ways[start]
+
+    def _find(self, start: int) -> Iterator[Way]:
         count = 0
         stack: list[tuple[list[int], int]] = [([], n) for n in self.next[start]]
-        if not self.next[start]:
-            yield [], None
+        if not stack:
+            yield self._way([], None)
         while stack:
-            way, at = stack.pop()
-            while True:
-                if self.forbidden[at]:
-                    break
+            path, at = stack.pop()
+            while not self.forbidden[at]:
                 if self.anchor[at] is not None:
                     count += 1
-                    yield way, at
+                    yield self._way(path, at)
                     if not self.code.instructions[at].guard:
                         break
-                if at in way and self._visits(way, at) > 1:
+                if path.count(at) > 1:  # a loop without anchors: twice is enough
                     break
-                way.append(at)
+                path.append(at)
                 following = self.next[at]
-                if not following or (self.code.instructions[at].opcode == "EXIT"):
+                if self.code.instructions[at].opcode == "EXIT" or not following:
                     count += 1
-                    yield list(way), None
-                    if not following:
-                        break
-                stack += [(list(way), n) for n in following[1:]]
+                    yield self._way(path, None)
+                if not following:
+                    break
+                stack += [(list(path), n) for n in following[1:]]
                 at = following[0]
             if count > _MOST_WAYS:
                 raise NoMatch(f"more than {_MOST_WAYS} ways between two anchors")
 
-    @staticmethod
-    def _visits(way: list[int], at: int) -> int:
-        return way.count(at)
+    def _way(self, path: list[int], end: int | None) -> Way:
+        lines = Counter(self.line[path].tolist())
+        return Way(tuple(path), end, tuple(lines.items()), float(self.cost[path].sum()))
 
 
 @attrs.define(eq=False)
@@ -157,7 +183,7 @@ class _State:
     """The best way up to an anchor: where it came from, and how well it fits."""
 
     score: float
-    way: list[int]
+    way: tuple[int, ...]
     before: _State | None
     at: int
 
@@ -178,21 +204,21 @@ def match(graph: Graph, warp: WarpTrace, lines: np.ndarray) -> list[Step]:
         frozenset(executed[bounds[n] + 1 : bounds[n + 1] + 1].tolist())
         for n in range(len(bounds) - 1)
     ]
-    states = {0: _State(0.0, [0], None, 0)}
+    states = {0: _State(0.0, (0,), None, 0)}
     for n in range(len(anchors) + 1):
         near = frozenset().union(*between[max(0, n - _NEAR) : n + 1 + _NEAR])
         group = anchors[n] if n < len(anchors) else None
         reached: dict[int, _State] = {}
         for state in states.values():
-            for way, end in graph.ways(state.at):
-                fit = _fits(graph, end, group, lines)
+            for way in graph.ways(state.at):
+                fit = _fits(graph, way.end, group, lines)
                 if fit is None:
                     continue
-                score = state.score + fit + _score(graph, way, between[n], near)
-                key = -1 if end is None else end
+                score = state.score + fit + way.score(between[n], near)
+                key = -1 if way.end is None else way.end
                 if key not in reached or score > reached[key].score:
-                    way = way if end is None else [*way, end]
-                    reached[key] = _State(score, way, state, key)
+                    path = way.path if way.end is None else (*way.path, way.end)
+                    reached[key] = _State(score, path, state, key)
         if not reached:
             raise NoMatch(_explain(graph, states, group, n, warp, lines))
         states = reached
@@ -229,13 +255,6 @@ def _fits(
         return None
     unsure = kind == "wait" and not graph.sleeps[end]
     return 0.0 if unsure or graph.line[end] == lines[group[0][1]] else _OTHER_LINE
-
-
-def _score(graph: Graph, way: list[int], here: frozenset[int], near: frozenset[int]) -> float:
-    """Instructions of executed lines, less those of lines that were not."""
-    found = graph.line[way].tolist() if way else []
-    fit = sum(1.0 if line in here else 0.0 if line in near else -2.0 for line in found)
-    return fit + float(graph.cost[way].sum() if way else 0.0)
 
 
 def _unrolled(state: _State | None) -> list[tuple[int, bool]]:

@@ -40,8 +40,8 @@ class Parameters:
         tmem_store_latency: Of `tcgen05.st` besides its transfer. Assumed.
         shared_latency: Of a shared load without conflicts: 23 to 30 cycles on all GPUs measured in
             arXiv 1804.06826 (table 3.1) and arXiv 2402.13499 (Hopper).
-        global_latency: Of an L2 hit: 200 to 270 cycles there; of global memory: 480 to 800. Loads of
-            an attention kernel besides its bulk copies are few; in between.
+        global_latency: Of an L2 hit: 200 to 270 cycles there; of global memory: 480 to 800. In
+            between, since such loads are few beside bulk copies.
         bulk_load_latency: From a bulk load to its first byte. Hopper: about 170 cycles more than
             a load of the same place (arXiv 2402.13499); assumed to hold for L2 hits with a
             far partition among them.
@@ -57,6 +57,8 @@ class Parameters:
         cluster_latency: Of a cluster barrier. Assumed, like `remote_latency`.
         operand_latency: Until operands of an asynchronous instruction are read. Assumed.
         work_id_latency: Of a cancellation request for the next work tile. Assumed.
+        lsu_queue: Loads and stores of an SM that wait for shared memory before its schedulers hold
+            back further ones. Assumed.
         jitter: Latencies vary by this share, up and down.
         greedy: Share of the clocks in which a scheduler goes on with the warp it issued last, if
             that can issue; in the others the next warp has its turn. Between "greedy then
@@ -84,6 +86,7 @@ class Parameters:
     cluster_latency: float = 180
     operand_latency: float = 12
     work_id_latency: float = 600
+    lsu_queue: float = 16
     jitter: float = 0.15
     greedy: float = 0.5
     warp_skew: float = 100

@@ -286,7 +286,9 @@ def sensitivity(
     base = Parameters.of(rates)
 
     def block(parameters: Parameters) -> float:
-        runs = [np.mean([replay(p, rates, parameters, s).cycles for s in range(2)]) for p in programs]
+        runs = [
+            np.mean([replay(p, rates, parameters, s).cycles for s in range(2)]) for p in programs
+        ]
         return float(runs[1] - runs[0]) / (blocks[1] - blocks[0])
 
     before = block(base)

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ LIMIT = 20_000_000  # cycles
 REASONS = ("issued", "fixed", "not chosen", "pipe", "operands", "barrier", "mbarrier", "done")
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Program:
     """What the warps of one cluster execute.
 
@@ -47,15 +48,17 @@ class Program:
     warps: tuple[tuple[int, int, list[Step]], ...]
     ctas: int
 
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Events, warps and steps as the core takes them."""
+        return _tables(self)
+
     @property
     def pair(self) -> bool:
         """Whether matrix products use the tensor cores of two CTAs."""
-        return any(
-            event[2] == Kind.MMA and event[6] & MMA_FLAGS["pair"]
-            for _, _, steps in self.warps
-            for step in steps
-            for event in step.events
-        )
+        events = self.tables[0]
+        products = events[events[:, 0] == Kind.MMA]
+        return bool((products[:, 4] & MMA_FLAGS["pair"]).any())
 
 
 def program_of(graph: Graph, trace: Trace, cluster: int, ctas: int) -> Program:
@@ -103,7 +106,7 @@ def replay(
         RuntimeError: It waits for ever; with who waits for what.
     """
     statics = _statics(program.graph, rates)
-    events, warps, steps = _tables(program)
+    events, warps, steps = program.tables
     raw = _core().replay(
         np.array(packed(parameters), np.float64).ctypes.data_as(ctypes.c_void_p),
         statics.ctypes.data_as(ctypes.c_void_p), len(statics),
@@ -141,8 +144,10 @@ def _statics(graph: Graph, rates: Rates) -> np.ndarray:
     for i, c in zip(graph.code.instructions, graph.control, strict=True):
         pipe, clocks = occupancy(i, rates)
         rows.append(
-            (UNITS.index(pipe), clocks, c.stall, c.switch, c.write, c.read, c.wait)
-            + (OPS.index(op_of(i)), latency_of(i))
+            (
+                *(UNITS.index(pipe), clocks, c.stall, c.switch, c.write, c.read, c.wait),
+                *(OPS.index(op_of(i)), latency_of(i)),
+            )
         )
     return np.array(rows, np.int32)
 

@@ -1,10 +1,10 @@
-"""What the warps of each role did with their cycles. A role is what warps side by side share the code
-of; what it is for, its instructions say.
+"""What the warps of each role did with their cycles.
+
+Warps side by side that share their code are a role; what it is for, its instructions say.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 
@@ -99,8 +99,3 @@ def _purpose(program: Program, steps: Sequence[Step]) -> str:
     if pipes["MUFU"] > len(steps) / 50:
         return "exponentials"
     return "tensor memory" if pipes["TMEM"] else "little"
-
-
-def spread_of(values: Sequence[float]) -> str:
-    """Mean and range as text."""
-    return f"{statistics.fmean(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"

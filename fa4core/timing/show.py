@@ -30,7 +30,7 @@ def renderables(kernels: Sequence[Modelled]) -> Iterator[RenderableType]:
     clock = kernels[0].clock_ghz
     title = f"Modelled time at {clock:g} GHz: mean of {seeds} seeds and their range"
     yield from section(title, _times(kernels))
-    yield from section("Modelled cycles that each unit of an SM works in a key block", _busy(kernels))
+    yield from section("Modelled cycles of each unit of an SM for a key block", _busy(kernels))
     for kernel in kernels:
         yield from section(
             f"{kernel.title}: what the cycles of a warp go into, in per cent (modelled)",

@@ -1,7 +1,7 @@
 """Kernels to time: ours and FlashAttention-4's, run in the emulator on problems of a few blocks.
 
-A `Subject` is called with numbers of queries, keys and heads and answers with the launch's trace and
-machine code, compiled with line information. The SASS is the same as without.
+A `Subject` takes numbers of queries, keys and heads and answers with the launch's trace and machine
+code, compiled with line information. The SASS is the same as without.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 import attrs
 import torch
 
-from fa4core.compile.targets import resolve
 from fa4core.emulator.host import modules
 from fa4core.emulator.session import Session, emulator
 from fa4core.emulator.trace import Trace
 from fa4core.plan.problem import Problem
 from fa4core.variant import Variant
-from primitives.schedule import Schedule
+from primitives.schedule import Order, Schedule
 
 
 @attrs.frozen(eq=False)
@@ -99,7 +98,8 @@ def _run_ours(
     package = _BUILT[kernel.key]
     cache.add(package)
     with emulator(target, seed=1, detect="none", num_sms=sms, record=False, trace=True) as session:
-        attention(*_tensors(small), variant, backend="emulator")
+        q, k, v = _tensors(small)
+        attention(q, k, v, variant, backend="emulator")
     return _last(session, package.cubin)
 
 
@@ -132,7 +132,7 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
         return _last(session)
 
     # Causal: one CTA for each tile, longest first; full: all tiles are alike.
-    order = "longest_first" if arguments.get("causal") else "in_order"
+    order: Order = "longest_first" if arguments.get("causal") else "in_order"
     return Subject("fa4", run, Schedule(source="one_tile", order=order, l2_sections=False))
 
 
@@ -161,11 +161,10 @@ def _tensors(p: Problem) -> tuple[torch.Tensor, ...]:
 
 def _last(session: Session, cubin: bytes | None = None) -> Run:
     """The launch with most warps' work: a call may launch others before or after it."""
-    sizes = [s.trace and sum(int(w.runs[:, 1].sum()) for w in s.trace.warps) for s in
-             session.statistics]  # fmt: skip
-    which = max(range(len(sizes)), key=lambda n: sizes[n] or 0)
-    launch, trace = session.launches[which], session.statistics[which].trace
-    assert trace is not None
+    traces = [s.trace for s in session.statistics if s.trace is not None]
+    sizes = [sum(int(w.runs[:, 1].sum()) for w in trace.warps) for trace in traces]
+    which = sizes.index(max(sizes))
+    launch, trace = session.launches[which], traces[which]
     ctas, grid = launch.cluster, launch.grid
     count = ctas[0] * ctas[1] * ctas[2]
     return Run(
@@ -176,7 +175,3 @@ def _last(session: Session, cubin: bytes | None = None) -> Run:
         grid[0] * grid[1] * grid[2] // count,
         count,
     )
-
-
-def sms_of(target: str) -> int:
-    return resolve(target).num_sms

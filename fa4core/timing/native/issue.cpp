@@ -37,7 +37,8 @@ Reason Machine::why_not(Sm& sm, Warp& w, u64& culprit) {
       culprit = w.holder[k];
       return culprit & IS_MBARRIER ? AT_MBARRIER : OPERANDS;
     }
-  if (sm.pipe_free[w.scheduler][s.pipe] > now) {
+  bool full = s.pipe == LSU && (double)sm.accesses.size() >= p.lsu_queue;
+  if (full || sm.pipe_free[w.scheduler][s.pipe] > now) {
     culprit = (u64)s.pipe;
     return PIPE;
   }

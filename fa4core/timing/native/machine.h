@@ -61,7 +61,7 @@ struct Parameters {
   double shared_latency, global_latency, bulk_load_latency, bulk_store_latency;
   double arrive_latency, wait_latency, wake_latency, retry_stalls;
   double remote_latency, barrier_latency, cluster_latency;
-  double operand_latency, work_id_latency;
+  double operand_latency, work_id_latency, lsu_queue;
   double jitter, greedy;
   double warp_skew;  // cycles over which warps begin
 };
