@@ -162,8 +162,8 @@ class Spec:
         kv = self.kv_stages
         return Pipeline(
             roles=(
-                Role("softmax", 0, 4, copies=tiles, registers=192),
-                Role("correction", 4 * tiles, 4, registers=64),
+                Role("softmax", 0, 4, copies=tiles, registers=192 if self.ctas == 1 else 184),
+                Role("correction", 4 * tiles, 4, registers=64 if self.ctas == 1 else 80),
                 Role("mma", 4 * tiles + 4, 1, registers=64, leader=True),
                 Role("load", 4 * tiles + 5, 1, registers=64),
                 # idle without a queue
