@@ -125,9 +125,10 @@ class Plan:
                 self.target, shape.q, shape.k, p.head_dim, p.head_dim_v,
                 ctas=shape.ctas, exp=exp, work=work,
             )  # fmt: skip
+        given = self.variant.schedule
         return roofline.forward(
             self.target, shape.q * shape.stages, shape.k, p.head_dim, p.head_dim_v,
-            exp=self.exp, work=work,
+            ctas=given.ctas if given is not None else 1, exp=self.exp, work=work,
         )  # fmt: skip
 
     def estimates(self, *, backward: bool = False) -> list[Estimate]:

@@ -49,3 +49,15 @@ def test_the_problem_decides() -> None:
 def test_calls_without_a_kernel_are_refused_with_the_reason() -> None:
     assert "float32" in shown("variants.causal", "--dtype", "float32", code=1)
     assert "choose sm100" in shown("variants.causal", "--target", "cpu", code=1)
+
+
+def test_a_pair_of_ctas_says_where_roles_run_and_arrive(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a_pair.py").write_text(
+        "from fa4core import Variant\n"
+        "from primitives.schedule import Schedule\n"
+        "def pair():\n    return Variant(schedule=Schedule(ctas=2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    text = shown("a_pair:pair", "--seqlen", "1024")
+    assert "in each of 2 CTAs" in text and "mma (first CTA only)" in text
+    assert "commit at all CTAs" in text and "tma at the first CTA" in text

@@ -27,7 +27,8 @@ from fa4core.report.cli import Subject
 from fa4core.report.figures import Figures
 from fa4core.report.kernel import Kernel
 from fa4core.variant import Variant
-from primitives import exp, mask, score
+from primitives import exp, score
+from primitives.schedule import Schedule
 
 
 def problem(d: int, seqlen: int = 1024) -> Problem:
@@ -76,6 +77,20 @@ def test_products_and_tensor_cycles_follow_from_the_tiles(d: int, seqlen: int) -
     assert k.figures["mma", "shortest"].pipes["tensor"] == tiles * (d // 16 + 128 // 16)
     tensor = k.cycles["unmasked"].units["tensor"]
     assert tensor == pytest.approx(tiles * 4 * 128 * 128 * d / 8192)
+
+
+def test_a_pair_of_ctas_reads_half_of_every_b_operand(plain) -> None:
+    """So measured, so modelled: 3 operands of a tile are read from SMEM, 2 of them B."""
+    pair = Variant(exp=exp.hardware(), schedule=Schedule(ctas=2))
+    subject, k = kernel(pair)
+    assert k.figures["mma", "shortest"].count("UTCHMMA.2CTA")
+    smem, alone = (
+        x.cycles["unmasked"].units["SMEM"] - subject.roofline["unmasked"].units["SMEM"]
+        for subject, x in ((subject, k), plain)
+    )
+    assert smem == pytest.approx(alone, abs=32)  # what is left: statistics in SMEM
+    assert subject.roofline["unmasked"].units["SMEM"] == pytest.approx(2 * 384 * 2 / 3)
+    assert k.cycles["unmasked"].units["tensor"] == plain[1].cycles["unmasked"].units["tensor"]
 
 
 def test_long_mods_are_counted_as_often_as_they_run() -> None:

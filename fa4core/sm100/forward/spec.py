@@ -29,7 +29,6 @@ LAST = TILE // 2 // PARTS  # columns of tensor memory of a part of P
 
 ANSWER_BYTES = 16  # of the work queue
 OUT_BYTES = 128  # of a row of O staged for a store: what one swizzle spans
-OUT_STAGES = 2
 AHEAD = 2  # tiles that the work queue is asked for before the slowest role is done with its own
 
 MAX_HEAD_DIM = 256
@@ -130,9 +129,17 @@ class Spec:
     @property
     def kv_stages(self) -> int:
         """As many as fit beside Q, at most 6; V of a block and K of the next are used at once."""
-        room = Limits().smem_bytes - 3 * 1024 - OUT_STAGES * TILE * OUT_BYTES
+        return self._kv_stages(self.out_stages)
+
+    def _kv_stages(self, out_stages: int) -> int:
+        room = Limits().smem_bytes - 3 * 1024 - out_stages * TILE * OUT_BYTES
         room -= self.tiles * TILE * self.d * 2
         return min(6, room // self.kv_bytes)
+
+    @property
+    def out_stages(self) -> int:
+        """Two, so that one is filled while the other is stored, unless K and V need the room."""
+        return 2 if self._kv_stages(2) >= 2 * self.ctas else 1
 
     @property
     def out_columns(self) -> int:
@@ -184,9 +191,9 @@ class Spec:
                     "stats_empty", (("correction", warps),), "softmax", copies=tiles, passed=True
                 ),
                 Signal("o_full", (("mma", commit),), "correction", copies=tiles),
-                Signal("out_full", (("correction", warps),), "store", stages=OUT_STAGES),
+                Signal("out_full", (("correction", warps),), "store", stages=self.out_stages),
                 Signal(
-                    "out_empty", (("store", warps),), "correction", stages=OUT_STAGES, passed=True
+                    "out_empty", (("store", warps),), "correction", stages=self.out_stages, passed=True
                 ),
                 *self._queue,
             ),
@@ -195,7 +202,7 @@ class Spec:
                 Region("address", 16, align=16),
                 Region("answers", ANSWER_BYTES, stages=AHEAD, align=16),
                 Region("stats", 2 * TILE * 4, stages=tiles, align=16),
-                Region("out", TILE * OUT_BYTES, stages=OUT_STAGES, align=1024),
+                Region("out", TILE * OUT_BYTES, stages=self.out_stages, align=1024),
                 Region("q", TILE * self.d * 2, stages=tiles, align=1024),
                 Region("kv", self.kv_bytes, stages=kv, align=1024),
             ),
