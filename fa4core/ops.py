@@ -93,7 +93,7 @@ def kernels_of(
         check(call.program, problem, torch.device("cpu"), "sm100")
         kernel, _ = kernel_of(FORWARD, call, place)
         if kernel is not None:
-            found[kernel.key] = kernel
+            found |= {k.key: k for k in (*FORWARD.before(call, place), kernel)}
     return list(found.values())
 
 

@@ -35,14 +35,19 @@ class Skeleton:
         function: spec -> host function, "module:name".
         workspaces: (call, spec, shape of out, shape of row_max) -> shapes of float32 tensors that
             follow row_max, new ones for each call; -inf where the results are filled.
-        run_time: (call, spec, SMs) -> arguments after those: tensors, tuples of captured tensors,
-            floats and ints; None if there is no work. Tensors may be on any device.
+        metadata: (call, spec, place, device) -> what is planned for lengths, mask and schedule; a
+            value to keep and to pass again.
+        before: (call, place) -> kernels that making it launches.
+        run_time: (call, spec, place, metadata) -> arguments after those: tensors, tuples of
+            captured tensors, floats and ints; None if there is no work. On any device.
     """
 
     spec_of: Callable[[Call, str], Any]
     function: Callable[[Any], str]
     workspaces: Callable[[Call, Any, Shape, Shape], tuple[Shape, ...]]
-    run_time: Callable[[Call, Any, int], tuple | None]
+    metadata: Callable[[Call, Any, Place, torch.device], Any]
+    before: Callable[[Call, Place], tuple[Kernel, ...]]
+    run_time: Callable[[Call, Any, Place, Any], tuple | None]
 
 
 @attrs.frozen(eq=False)
@@ -86,7 +91,13 @@ class Prepared:
 
 
 def prepare(
-    skeleton: Skeleton, call: Call, q: Tensor, k: Tensor, v: Tensor, place: Place
+    skeleton: Skeleton,
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    place: Place,
+    metadata: Any = None,
 ) -> Prepared:
     """Plan a call, compile or find its kernel, and bring its tables to where it runs.
 
@@ -95,11 +106,12 @@ def prepare(
         call: Validated and supported.
         q, k, v: As the call's layout says.
         place: Where it will run.
+        metadata: The skeleton's, of an earlier call with these lengths, mask, schedule and place.
     """
     packed = q.dim() == 3
     out_shape = (*((1,) if packed else ()), *q.shape[:-1], call.problem.head_dim_v)
     rows_shape = (out_shape[0], out_shape[2], out_shape[1])
-    kernel, rest = kernel_of(skeleton, call, place)
+    kernel, rest = kernel_of(skeleton, call, place, q.device, metadata)
     launch: Callable[..., Any] | None = None
     spaces: tuple[Shape, ...] = ()
     if kernel is not None:
@@ -112,10 +124,18 @@ def prepare(
     return Prepared(launch, shown, out_shape, rows_shape, spaces, packed, fill, rest)
 
 
-def kernel_of(skeleton: Skeleton, call: Call, place: Place) -> tuple[Kernel | None, tuple]:
+def kernel_of(
+    skeleton: Skeleton,
+    call: Call,
+    place: Place,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (a value)
+    metadata: Any = None,
+) -> tuple[Kernel | None, tuple]:
     """A call's kernel, None if there is no work, and its arguments after the workspaces."""
     spec = skeleton.spec_of(call, place.target)
-    rest = skeleton.run_time(call, spec, place.sms)
+    if metadata is None:
+        metadata = skeleton.metadata(call, spec, place, device)
+    rest = skeleton.run_time(call, spec, place, metadata)
     if rest is None:
         return None, ()
     spaces = skeleton.workspaces(call, spec, (0,) * 4, (0,) * 3)

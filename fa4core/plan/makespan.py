@@ -110,7 +110,10 @@ class Estimate:
 
 
 def arrange(
-    tiles: WorkTiles, schedule: Schedule, kv_heads_in_section: int | np.ndarray = 1
+    tiles: WorkTiles,
+    schedule: Schedule,
+    kv_heads_in_section: int | np.ndarray = 1,
+    batch_rank: np.ndarray | None = None,
 ) -> np.ndarray:
     """The order in which tiles are handed out, as indices into `tiles`.
 
@@ -124,10 +127,12 @@ def arrange(
         tiles: In natural order.
         schedule: Its order and sections.
         kv_heads_in_section: KV heads of a section; an array has a number for each sequence.
+        batch_rank: The place of each sequence for `batch_sorted`, if something else sorts them.
     """
     sequence, head = tiles.sequence, tiles.head
     if schedule.order == "batch_sorted" and len(tiles):
-        sequence = batch_rank(tiles)[sequence]
+        rank = by_longest_tile(tiles) if batch_rank is None else batch_rank
+        sequence = rank[sequence]
     by_sequence = schedule.l2_sections or schedule.order == "batch_sorted"
     outer = [sequence] if by_sequence else []
     if schedule.l2_sections:
@@ -140,7 +145,7 @@ def arrange(
     return np.lexsort([*outer, time, sequence, head][::-1])
 
 
-def batch_rank(tiles: WorkTiles) -> np.ndarray:
+def by_longest_tile(tiles: WorkTiles) -> np.ndarray:
     """The place of each sequence among all, sorted by the time of the longest tile, longest first;
     sequences of one time stay in order."""
     longest = np.full(int(tiles.sequence.max(initial=-1)) + 1, -1.0)

@@ -33,15 +33,6 @@ def refusal(program: Program, problem: Problem) -> str | None:
     for capture in program.graph.captures:
         if capture.dtype not in _CAPTURED:
             return f"a captured tensor is {capture.dtype}; use float32 or a smaller type"
-    return _schedule(program)
-
-
-def _schedule(program: Program) -> str | None:
-    s = program.schedule
-    if s is None:
-        return None
-    if s.order == "batch_sorted":
-        return "schedule order='batch_sorted' is not supported yet; use 'longest_first'"
     return None
 
 

@@ -111,12 +111,10 @@ def refused(match: str, *tensors: torch.Tensor, **options) -> None:
 
 
 def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
-    from primitives.schedule import Schedule
 
     refused("float32", *small(torch.float32))
     refused("head dim 20", *small(d=20))
     refused("head dim of v 264", *small(d_v=264))
-    refused("batch_sorted", *small(), variant=Variant(schedule=Schedule(order="batch_sorted")))
     q, k, v = small(d=64)
     refused("contiguous", q.expand(1, 20, 4, 64), k, v)
     refused("contiguous", torch.randn(1, 20, 1, 128, dtype=q.dtype)[..., ::2], k, v)
@@ -132,16 +130,3 @@ def test_there_is_no_backward() -> None:
     out = attention(q, k, v, backend="emulator")
     with pytest.raises(NotImplementedError, match="no backward"):
         out.sum().backward()
-
-
-def test_schedules_change_the_order_only() -> None:
-    from primitives.schedule import Schedule
-
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 300, 2, 64, dtype=torch.bfloat16) for _ in range(3))
-    results = []
-    for source in ("one_tile", "persistent", "dynamic"):
-        for order in ("in_order", "shortest_first"):
-            chosen = Variant(schedule=Schedule(source=source, order=order, l2_sections=False))
-            results.append(attention(q, k, v, chosen, backend="emulator"))
-    assert all(torch.equal(r, results[0]) for r in results)

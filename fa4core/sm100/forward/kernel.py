@@ -99,6 +99,7 @@ def forward_kernel(
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     pair = spec.ctas > 1
+    cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if pair else 0
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
 
     barriers = Barriers(pipeline, _at(memory, spec, "barriers", cutlass.Int64))
@@ -119,8 +120,13 @@ def forward_kernel(
     if warp == allocator:
         cute.arch.alloc_tmem(spec.tmem_columns, address, pair)
     _meet(spec)
+    tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
+    count = cute.size(items, mode=[0])
+    answers = Answers(_at(memory, spec, "answers", cutlass.Int128), count, spec.ctas)
+    share = Share(spec.tiles, cta, spec.ctas)
+    plan = Plan(items, runs, count, lambda ends: _source(spec, answers, ends), share)
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)
@@ -136,71 +142,42 @@ def forward_kernel(
             "k": (load_k, k, _panels(memory, spec, "kv", (spec.k_rows,), spec.d, spec.keys)),
             "v": (load_v, v, _panels(memory, spec, "kv", (spec.key_rows,), spec.columns)),
         }
-        load(
-            LoadWork(spec, operands, page_table, _rank(spec)),
-            _plan(spec, items, runs, memory),
-            Ends(pipeline, "load", barriers),
-        )
+        load(LoadWork(spec, operands, page_table, cta), plan, Ends(pipeline, "load", barriers))
     if is_scheduler:
         cute.arch.setmaxregister_decrease(registers["scheduler"])
         if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (decided when compiling; the other is not)
-            if _rank(spec) == LEADER:
-                answers = _answers(spec, items, memory)
-                scheduler(
-                    answers, _plan(spec, items, runs, memory), Ends(pipeline, "scheduler", barriers)
-                )
+            if cta == LEADER:
+                scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
     if is_store:
         cute.arch.setmaxregister_decrease(registers["store"])
         place = lse.shape[0], q.shape[4]
         staged = _panels(memory, spec, "out", views.q_rows(spec), spec.out_columns)
         storing = StoreWork(spec, store_out, out, staged, place)
-        store(storing, _plan(spec, items, runs, memory), Ends(pipeline, "store", barriers))
+        store(storing, plan, Ends(pipeline, "store", barriers))
     if is_mma:
         cute.arch.setmaxregister_decrease(registers["mma"])
-        if _rank(spec) == LEADER:
-            issuing = _mma_work(spec, products, _tmem(address), s_q, s_k, s_v)
-            mma(issuing, _plan(spec, items, runs, memory), Ends(pipeline, "mma", barriers))
+        if cta == LEADER:
+            issuing = _mma_work(spec, products, tmem, s_q, s_k, s_v)
+            mma(issuing, plan, Ends(pipeline, "mma", barriers))
     if is_correction:
         cute.arch.setmaxregister_decrease(registers["correction"])
         finishing = CorrectionWork(
-            spec, thread_of(pipeline, "correction", thread), _columns(spec, _tmem(address), "o"), stats,
+            spec, thread_of(pipeline, "correction", thread), _columns(spec, tmem, "o"), stats,
             mods, _staged(memory, spec), lse, row_max, q.shape[4],
         )  # fmt: skip
-        correction(
-            finishing, _plan(spec, items, runs, memory), Ends(pipeline, "correction", barriers)
-        )
+        correction(finishing, plan, Ends(pipeline, "correction", barriers))
     if is_softmax:
         cute.arch.setmaxregister_increase(registers["softmax"])
         weighing = SoftmaxWork(
-            spec, thread_of(pipeline, "softmax", thread), _columns(spec, _tmem(address), "s"),
-            _columns(spec, _tmem(address), "p"), stats, mods, scale, row_max, q.shape[4],
+            spec, thread_of(pipeline, "softmax", thread), _columns(spec, tmem, "s"),
+            _columns(spec, tmem, "p"), stats, mods, scale, row_max, q.shape[4],
         )  # fmt: skip
-        softmax(weighing, _plan(spec, items, runs, memory), Ends(pipeline, "softmax", barriers), t)
+        softmax(weighing, plan, Ends(pipeline, "softmax", barriers), t)
 
     _meet(spec)
     if warp == allocator:
         cute.arch.relinquish_tmem_alloc_permit(pair)
-        cute.arch.dealloc_tmem(_tmem(address), spec.tmem_columns, pair)
-
-
-def _rank(spec: Spec) -> Any:
-    """Of the CTA among those that share a work tile."""
-    return 0 if spec.ctas == 1 else cute.arch.block_idx_in_cluster()
-
-
-def _answers(spec: Spec, items: cute.Tensor, memory: cute.Pointer) -> Answers:
-    place = _at(memory, spec, "answers", cutlass.Int128)
-    return Answers(place, cute.size(items, mode=[0]), spec.ctas)
-
-
-def _plan(spec: Spec, items: cute.Tensor, runs: cute.Tensor, memory: cute.Pointer) -> Plan:
-    """Of one role, which reads special registers by itself: kept for all roles they would spill."""
-    first, _, _ = cute.arch.block_idx()
-    step, _, _ = cute.arch.grid_dim()
-    begin, step = first // spec.ctas, step // spec.ctas
-    answers = _answers(spec, items, memory)
-    source = queue(begin, lambda ends: answers) if spec.dynamic else stride(begin, step)
-    return Plan(items, runs, answers.count, source, Share(spec.tiles, _rank(spec), spec.ctas))
+        cute.arch.dealloc_tmem(tmem, spec.tmem_columns, pair)
 
 
 def _meet(spec: Spec) -> None:
@@ -210,6 +187,15 @@ def _meet(spec: Spec) -> None:
     else:
         cute.arch.cluster_arrive(aligned=True)
         cute.arch.cluster_wait()
+
+
+def _source(spec: Spec, answers: Answers, ends: Ends) -> Any:
+    """Begins in each role anew: a value that all of them keep would be spilled."""
+    first, _, _ = cute.arch.block_idx()
+    step, _, _ = cute.arch.grid_dim()
+    begin, step = first // spec.ctas, step // spec.ctas
+    source = queue(begin, lambda _: answers) if spec.dynamic else stride(begin, step)
+    return source(ends)
 
 
 def _at(memory: cute.Pointer, spec: Spec, name: str, dtype: Any) -> cute.Pointer:
@@ -268,11 +254,6 @@ def _clear(words: cute.Pointer, count: cutlass.Constexpr, spec: cutlass.Constexp
     to = cute.make_tensor(words, cute.make_layout(count))
     for i in range(thread, count, spec.pipeline.threads):
         to[i] = 0
-
-
-def _tmem(address: cute.Pointer) -> cute.Pointer:
-    """Where tensor memory was allocated; read again by each role, as in `_plan`."""
-    return cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
 
 def _columns(spec: Spec, tmem: cute.Pointer, name: str) -> Any:

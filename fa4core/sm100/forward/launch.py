@@ -10,13 +10,14 @@ import math
 
 import torch
 
+from fa4core.compile.kernel import Kernel
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
-from fa4core.prepared import Shape, Skeleton
+from fa4core.prepared import Place, Shape, Skeleton
 from fa4core.reference.tiled import Call
-from fa4core.sm100.forward.coordinates import packed, packing, shares
+from fa4core.sm100.forward.coordinates import packed, packing
+from fa4core.sm100.forward.metadata import Metadata, metadata, pre_pass
 from fa4core.sm100.forward.spec import TILE, Spec
-from fa4core.sm100.forward.tables import tables
 from primitives.schedule import Schedule
 
 Tensor = torch.Tensor
@@ -73,26 +74,39 @@ def workspaces(call: Call, spec: Spec, out: Shape, rows: Shape) -> tuple[Shape, 
     return tuple((n * shape[0], *shape[1:]) for shape in (out, rows, rows))
 
 
-def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
-    """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
-    schedule = schedule_of(call)
+def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> Metadata:
+    """The plan of a call; see `Metadata` for what else may use it."""
     assert isinstance(call.tiles, TileMap)
     problem, tiles = call.problem, call.tiles
     if spec.packed > 1:
         problem, tiles = packed(call.program, problem, spec.packed)
-    items, runs = tables(problem, tiles, spec.side, schedule, planned(spec.target))
-    if not len(items):
+    return metadata(problem, tiles, spec.side, schedule_of(call), place, device)
+
+
+def before(call: Call, place: Place) -> tuple[Kernel, ...]:
+    """The kernels that `metadata_of` launches."""
+    return (pre_pass(place),) if schedule_of(call).order == "batch_sorted" else ()
+
+
+def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | None:
+    """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
+    if not len(plan):
         return None
-    if spec.split:
-        items, runs = shares(items, runs, splits_of(call))
     captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    clusters = len(items)
-    if schedule.source == "persistent":
-        clusters = min(max(1, sms // spec.ctas), clusters)
-    return items, runs, _page_table(call), captured, float(call.scale), clusters * spec.ctas
+    clusters = len(plan)
+    if schedule_of(call).source == "persistent":
+        clusters = min(max(1, place.sms // spec.ctas), clusters)
+    return (
+        plan.items,
+        plan.runs,
+        _page_table(call),
+        captured,
+        float(call.scale),
+        clusters * spec.ctas,
+    )
 
 
-FORWARD = Skeleton(spec_of, host_function, workspaces, run_time)
+FORWARD = Skeleton(spec_of, host_function, workspaces, metadata_of, before, run_time)
 
 
 def _page_table(call: Call) -> Tensor:
