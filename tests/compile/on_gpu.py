@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import torch
 
 from fa4core import Problem, Variant, attention, ops, recall
@@ -30,13 +31,12 @@ def run_time(call, spec, place, metadata) -> tuple:
     return torch.full((1, 4), 3, dtype=torch.int32), captured, float(call.scale), 1
 
 
+@attrs.frozen
+class Nothing:
+    """The kernel is compiled for nothing in particular."""
+
+
 def skeleton() -> Skeleton:
-    import attrs
-
-    @attrs.frozen
-    class Nothing:
-        pass
-
     return Skeleton(
         spec_of=lambda call, target: Nothing(),
         function=lambda spec: "scaling:scaling",
@@ -131,7 +131,6 @@ def check_graph(device: str) -> None:
 
 def measure(device: str) -> None:
     """Host time of a call, everything in it; then with a launch that does nothing."""
-    import attrs
     import tvm_ffi
     import tvm_ffi.testing
 

@@ -8,15 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import cute
-
-
-@attrs.frozen
-class Nothing:
-    """It is compiled for nothing in particular."""
 
 
 @cute.kernel
