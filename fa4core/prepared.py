@@ -85,7 +85,7 @@ class Prepared:
     ) -> Results:
         """Output, LSE and row maximum; None for what is not wanted, which costs no memory."""
         device = q.device
-        if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             _in_graphs.append(self)
         out = torch.empty(self.out_shape, dtype=q.dtype, device=device)
         lse = row_max = None
