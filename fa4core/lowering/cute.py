@@ -16,16 +16,10 @@ import cutlass
 from cutlass import cute
 from cutlass.cute import math as device
 
+from fa4core.lowering.words import per_element
 from primitives.expr import Capture, Node, walk
 
 Value = Any  # Int32, Float32, Boolean of the DSL, or a Python number known when compiling
-
-_PER_ELEMENT = frozenset({"k", "score"})
-
-
-def per_element(node: Node) -> bool:
-    """Whether a node's value differs between the elements of a row."""
-    return bool(node.free & _PER_ELEMENT)
 
 
 class Scope:

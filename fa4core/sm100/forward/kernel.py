@@ -98,8 +98,6 @@ def forward_kernel(
     pipeline, products = spec.pipeline, Products(spec)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    first, _, _ = cute.arch.block_idx()
-    step, _, _ = cute.arch.grid_dim()
     pair = spec.ctas > 1
     cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if pair else 0
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
@@ -127,9 +125,8 @@ def forward_kernel(
     registers = {role.name: role.registers for role in pipeline.roles}
     count = cute.size(items, mode=[0])
     answers = Answers(_at(memory, spec, "answers", cutlass.Int128), count, spec.ctas)
-    begin, step = first // spec.ctas, step // spec.ctas
-    source = queue(begin, lambda ends: answers) if spec.dynamic else stride(begin, step)
-    plan = Plan(items, runs, count, source, Share(spec.tiles, cta, spec.ctas))
+    share = Share(spec.tiles, cta, spec.ctas)
+    plan = Plan(items, runs, count, lambda ends: _source(spec, answers, ends), share)
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)
@@ -190,6 +187,15 @@ def _meet(spec: Spec) -> None:
     else:
         cute.arch.cluster_arrive(aligned=True)
         cute.arch.cluster_wait()
+
+
+def _source(spec: Spec, answers: Answers, ends: Ends) -> Any:
+    """Begins in each role anew: a value that all of them keep would be spilled."""
+    first, _, _ = cute.arch.block_idx()
+    step, _, _ = cute.arch.grid_dim()
+    begin, step = first // spec.ctas, step // spec.ctas
+    source = queue(begin, lambda _: answers) if spec.dynamic else stride(begin, step)
+    return source(ends)
 
 
 def _at(memory: cute.Pointer, spec: Spec, name: str, dtype: Any) -> cute.Pointer:

@@ -13,6 +13,7 @@ import attrs
 from fa4core.pipeline.check import check
 from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.record import Program, effects_of, record
+from fa4core.plan.kinds import FULL, PARTIAL
 from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.mma import MmaWork, mma
@@ -60,7 +61,9 @@ def plan_of(spec: Spec, blocks: Sequence[int]) -> Plan:
     runs: list[tuple[int, ...]] = []
     for tile, count in enumerate(blocks):
         first = len(runs)
-        runs += [(0, count, 0)] if count else []
+        half = count // 2  # both kinds, and never the same for two query tiles side by side
+        runs += [(0, half, 0x11 * FULL + 0x44 * PARTIAL)] if half else []
+        runs += [(half, count, 0x11 * PARTIAL + 0x44 * FULL)] if count else []
         item = attrs.evolve(zero, tile=tile, first_run=first, end_run=len(runs), blocks=count)
         items.append(attrs.astuple(item))
     source = queue(0, _Listed) if spec.dynamic else stride(0, 1)

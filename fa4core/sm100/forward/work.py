@@ -13,6 +13,7 @@ import attrs
 
 from fa4core.pipeline.effects import Fixed
 from fa4core.pipeline.endpoint import Ends
+from fa4core.plan.kinds import FULL
 
 
 @attrs.frozen(eq=False)
@@ -99,6 +100,8 @@ class Plan(Fixed):
     def run(self, index: Any) -> Run:
         return Run(*(self.runs[index, i] for i in range(RUN_FIELDS)))
 
-    def kind(self, run: Run, t: Any) -> Any:
-        """Kind of the run for the CTA's query tile `t`."""
-        return (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
+    def end(self, run: Run, t: Any, partial: bool) -> Any:
+        """Where the run ends for the CTA's query tile `t` if it is of this kind; else its start."""
+        kind = (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
+        full = kind // FULL  # arithmetic, because a device value can't branch here
+        return run.first + (run.end - run.first) * (1 - full if partial else full)
