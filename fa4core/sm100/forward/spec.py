@@ -193,7 +193,11 @@ class Spec:
                 Signal("o_full", (("mma", commit),), "correction", copies=tiles),
                 Signal("out_full", (("correction", warps),), "store", stages=self.out_stages),
                 Signal(
-                    "out_empty", (("store", warps),), "correction", stages=self.out_stages, passed=True
+                    "out_empty",
+                    (("store", warps),),
+                    "correction",
+                    stages=self.out_stages,
+                    passed=True,
                 ),
                 *self._queue,
             ),
