@@ -7,6 +7,7 @@ import math
 import torch
 
 from fa4core.compile.aot import Exported
+from fa4core.prepared import Results
 from fa4core.recall import PADDED, find, keep, key_of
 from fa4core.variant import Variant
 from primitives.sequence import Layout
@@ -77,31 +78,44 @@ def attention(
         if key is not None:
             prepared = keep(key, q, k, v, variant, layout, scale, backend)
     if prepared is not None:
-        out, lse, row_max = prepared(q, k, v)
+        results = prepared(q, k, v, return_lse, return_row_max)
     else:
-        out, lse, row_max = torch.ops.fa4core.forward(
-            q,
-            k,
-            v,
-            variant.arguments,
-            layout.cu_seqlens_q,
-            layout.cu_seqlens_k,
-            layout.seqused_q,
-            layout.seqused_k,
-            layout.page_table,
-            layout.max_seqlen_q,
-            layout.max_seqlen_k,
-            variant.spec,
-            None if scale is None else float(scale),
-            backend,
-        )
+        results = _operator(q, k, v, variant, layout, scale, backend)
+    if not return_lse and not return_row_max:
+        return results[0]
+    wanted = (True, return_lse, return_row_max)
+    return tuple(r for r, want in zip(results, wanted, strict=True) if want and r is not None)
+
+
+def _operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: Variant | Exported,
+    layout: Layout,
+    scale: float | None,
+    backend: str,
+) -> Results:
+    """The call as an operator that torch can see: differentiated, compiled, exported."""
+    out, lse, row_max = torch.ops.fa4core.forward(
+        q,
+        k,
+        v,
+        variant.arguments,
+        layout.cu_seqlens_q,
+        layout.cu_seqlens_k,
+        layout.seqused_q,
+        layout.seqused_k,
+        layout.page_table,
+        layout.max_seqlen_q,
+        layout.max_seqlen_k,
+        variant.spec,
+        None if scale is None else float(scale),
+        backend,
+    )
     if q.dtype == torch.float32:  # the operator keeps them exact for the backward pass
         lse, row_max = lse.float(), row_max.float()
-    if return_lse and return_row_max:
-        return out, lse, row_max
-    if return_lse:
-        return out, lse
-    return (out, row_max) if return_row_max else out
+    return out, lse, row_max
 
 
 def _check_types(

@@ -19,17 +19,17 @@ from torch import Tensor
 
 from fa4core.backends import announce, check, choose, target_of
 from fa4core.compile.kernel import Kernel
+from fa4core.places import Place, in_emulator, on_device
 from fa4core.plan.captured import check_device
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
-from fa4core.prepared import Place, Prepared, in_emulator, kernel_of, on_device, prepare
+from fa4core.prepared import Prepared, kernel_of, prepare
 from fa4core.program import Program
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
 from fa4core.sm100.forward.launch import FORWARD
-from fa4core.sm100.support import check_tensors
 from fa4core.variant import Variant
 from primitives.expr import Capture
 from primitives.sequence import Layout
@@ -52,8 +52,6 @@ def plan_call(
     if chosen == "reference" and backend == "auto" and q.device.type != "cpu":
         announce(chosen, why)
     check(program, problem, q.device, chosen)
-    if chosen != "reference":
-        check_tensors(q, k, v)
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
     return _analysed(program, problem, layout, scale), chosen
 
@@ -124,7 +122,9 @@ def forward(
     call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
     if chosen == "reference":
         return tiled_forward(call, q, k, v)
-    return prepared(call, chosen, q, k, v)(q, k, v)
+    out, lse, row_max = prepared(call, chosen, q, k, v)(q, k, v)
+    assert lse is not None and row_max is not None
+    return out, lse, row_max
 
 
 @forward.register_fake

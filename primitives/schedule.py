@@ -30,7 +30,9 @@ class Schedule:
         order: In order; longest processing time first; shortest first; sequences sorted by the
             time of their longest tile.
         num_splits: Shares of the keys, with `coordinates="split_kv"`; 1 otherwise.
-        l2_sections: Group heads so that their keys and values fit the L2 cache.
+        l2_sections: Group heads so that their keys and values fit the L2 cache; the order holds
+            within such a section of a sequence, where all query heads of a KV head are side by
+            side. Without, it holds for all tiles together, or within sequences that are sorted.
         ctas: CTAs that share a work tile and its matrix products: 1, or 2 on Blackwell. A pair has
             twice the queries, and each of the two holds only half of every key tile.
 

@@ -29,6 +29,8 @@ from fa4core.variant import Variant
 
 Tensor = torch.Tensor
 
+TARGETS = ("sm100", "sm103")
+
 
 @attrs.frozen(eq=False)
 class Exported:
@@ -79,12 +81,15 @@ def export(
 
     Raises:
         NotImplementedError: The target's kernels don't take a problem; with the reason.
-        ValueError: Nothing to compile: no problem has any work.
+        ValueError: A target without kernels, or nothing to compile: no problem has any work.
     """
     from fa4core.ops import kernels_of
 
     given = (problems,) if isinstance(problems, Problem) else tuple(problems)
-    kernels = kernels_of(variant, given, resolve(target).name, scale, emulated)
+    name = resolve(target).name
+    if name not in TARGETS:
+        raise ValueError(f"target {target!r} has no kernels yet; {' and '.join(TARGETS)} do")
+    kernels = kernels_of(variant, given, name, scale, emulated)
     if not kernels:
         raise ValueError("no problem has any queries, so there is nothing to compile")
     captured = io.BytesIO()
@@ -92,7 +97,7 @@ def export(
     about = {
         "spec": variant.spec,
         "constant": variant.constant,
-        "target": resolve(target).name,
+        "target": name,
         "emulated": emulated,
         "sources": sources(),
     }

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from fa4core.plan import makespan, roofline
+from fa4core.plan.choose import choose
 from fa4core.plan.groups import any_of_group
 from fa4core.plan.makespan import Estimate, Workload, WorkTiles
 from fa4core.plan.problem import Problem
@@ -72,12 +73,12 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The variant's choice, or the fastest of those simulated; the default without a model."""
+        """The variant's choice, or what `choose` says; the default without a model."""
         if self.variant.schedule is not None:
             return self.variant.schedule
         if self.target.rates is None:
             return Schedule()
-        return makespan.best(self.estimates()).schedule
+        return choose(self.problem, self.tiles, self.target)
 
     @cached_property
     def tiles(self) -> TileMap:
@@ -155,9 +156,11 @@ class Plan:
             tiles["packed_gqa"] = self._work_tiles(packed=True)
         tiles["split_kv"] = tiles["heads"]
         splits = makespan.useful_splits(tiles["heads"], workload.machines)
-        chosen = self.variant.schedule
-        schedules = makespan.candidates(self.problem.group > 1, self._orders_differ, splits)
-        if chosen is not None and chosen not in schedules and chosen.coordinates in tiles:
+        chosen = self.schedule
+        schedules = makespan.candidates(
+            self.problem.group > 1, self._orders_differ, splits, chosen.l2_sections
+        )
+        if chosen not in schedules and chosen.coordinates in tiles:
             schedules.append(chosen)
         return [makespan.simulate(tiles[s.coordinates], s, workload) for s in schedules]
 

@@ -98,6 +98,8 @@ class Target:
         backward_cost: Of the backward pass, by CTAs that share an MMA (1 or 2).
         forward_tile: `(head_dim, head_dim_v) -> TileShape`.
         backward_tile: Likewise.
+        work_queue: Whether running CTAs can take over those that have not started (cluster launch
+            control).
     """
 
     name: str
@@ -111,6 +113,7 @@ class Target:
     backward_cost: dict[int, Cost] = attrs.field(factory=dict, hash=False)
     forward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     backward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
+    work_queue: bool = False
 
     @property
     def measured(self) -> Rates:
@@ -230,6 +233,7 @@ SM100 = Target(
     backward_cost=_BLACKWELL_BACKWARD,
     forward_tile=_sm100_forward,
     backward_tile=_sm100_backward,
+    work_queue=True,
 )
 SM103 = attrs.evolve(
     SM100,

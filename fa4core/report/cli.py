@@ -21,10 +21,11 @@ from fa4core.compile.build import build
 from fa4core.compile.kernel import Kernel as Source
 from fa4core.compile.targets import resolve
 from fa4core.compile.tools import ToolMissing
+from fa4core.places import Place
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
-from fa4core.prepared import Place, kernel_of
+from fa4core.prepared import kernel_of
 from fa4core.report import check as checking
 from fa4core.report.figures import Shape
 from fa4core.report.kernel import Kernel, examine

@@ -8,7 +8,8 @@ what it moves: 64 columns of P, or `d_v` of O, are a 128 x 128 tile; 2 announcem
 one for K and one for V, are a key block, and so are the products of all query tiles.
 
 Of the ways through an iteration (`fa4core.compile.flow`) the shortest is what an unmasked tile
-costs, the longest what a masked one does; for the correction role, without and with rescaling.
+costs, the longest what a masked one does; for the correction role, without and with rescaling. The
+load role brings Q in some iterations of the loop only: its way is one that does no such thing.
 """
 
 from __future__ import annotations
@@ -110,8 +111,16 @@ def _role(loop: Loop) -> str | None:
     return "correction" if "LDTM" in opcodes else None
 
 
+def _way(role: str, loop: Loop, longest: bool) -> Way:
+    if role == "load":
+        bare = loop.way(longest, _trips, fewest_steps=True)
+        if _of(bare.all, "TMA"):
+            return bare
+    return loop.way(longest, _trips)
+
+
 def _figures(role: str, way: str, loop: Loop, shape: Shape) -> Figures:
-    taken = loop.way(way == "longest", _trips)
+    taken = _way(role, loop, way == "longest")
     units = _units(role, loop, taken, shape)
     scale = 1 / units
     every = taken.all

@@ -34,20 +34,3 @@ def refusal(program: Program, problem: Problem) -> str | None:
         if capture.dtype not in _CAPTURED:
             return f"a captured tensor is {capture.dtype}; use float32 or a smaller type"
     return None
-
-
-def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Check what TMA asks of the tensors.
-
-    Raises:
-        ValueError: A stride or address is no multiple of 16 bytes.
-    """
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        strides = [s for n, s in zip(t.shape[:-1], t.stride()[:-1], strict=True) if n > 1]
-        contiguous = t.stride(-1) == 1 or t.shape[-1] == 1
-        if not contiguous or any(s % 8 or s == 0 for s in strides) or t.data_ptr() % 16:
-            raise ValueError(
-                f"{name} has strides {tuple(t.stride())}, address {t.data_ptr() % 16} modulo 16; "
-                "TMA takes a last stride of 1 and others, and addresses, that are multiples of 16 "
-                f"bytes and not 0: pass {name}.contiguous() or .clone()"
-            )

@@ -27,7 +27,7 @@ from fa4core.report.cli import Subject
 from fa4core.report.figures import Figures
 from fa4core.report.kernel import Kernel
 from fa4core.variant import Variant
-from primitives import exp, score
+from primitives import exp, mask, score
 from primitives.schedule import Schedule
 
 
@@ -77,6 +77,13 @@ def test_products_and_tensor_cycles_follow_from_the_tiles(d: int, seqlen: int) -
     assert k.figures["mma", "shortest"].pipes["tensor"] == tiles * (d // 16 + 128 // 16)
     tensor = k.cycles["unmasked"].units["tensor"]
     assert tensor == pytest.approx(tiles * 4 * 128 * 128 * d / 8192)
+
+
+def test_a_mask_costs_on_masked_tiles_only(plain) -> None:
+    _, k = kernel(Variant(mask=mask.causal(), exp=exp.hardware()))
+    full, partial = (k.figures["softmax", way] for way in ("shortest", "longest"))
+    assert partial.pipes["ALU"] > full.pipes["ALU"] + 64
+    assert exponentials(full) == exponentials(partial)
 
 
 def test_a_pair_of_ctas_reads_half_of_every_b_operand(plain) -> None:

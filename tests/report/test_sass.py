@@ -91,6 +91,20 @@ def test_ways_do_every_step_and_retry_nothing(code: Code, trips: int) -> None:
     assert by_pipe(long.all)["ALU"] == 4 and by_pipe(short.all)["ALU"] == 0
 
 
+def test_steps_of_some_iterations_can_be_left_out(code: Code) -> None:
+    """Here: an arrival that a branch may jump over."""
+    text = LOOP.replace(
+        "        /*00d0*/  ",
+        "        /*00c8*/              @P5 BRA `(.L_skip) ;\n        /*00d0*/  ",
+    ).replace("        /*00f0*/  ", ".L_skip:\n        /*00f0*/  ")
+    (changed,) = read_sass(text)
+    flow = flow_of(changed)
+    outer = next(loop for loop in flow.loops if flow.blocks[loop.head][0].address == 0x10)
+    for fewest, count in ((False, 1), (True, 0)):
+        way = outer.way(False, fewest_steps=fewest)
+        assert sum(map(is_arrival, way.all)) == count
+
+
 def test_what_is_no_instruction_is_an_error() -> None:
     with pytest.raises(ValueError, match="no SASS"):
         read_sass(LOOP.replace("MUFU.EX2 R4, R4", "%%%"))

@@ -45,7 +45,7 @@ def touched(events: list[Any], name: str, region: str, stage: int) -> int:
 
 
 def finish(t: int) -> Callable[[Any], bool]:
-    return lambda e: isinstance(e, Touch) and e.name == "finish" and e.accesses[0].stage == t
+    return lambda event: touched([event], "stage", "o", t) > 0
 
 
 def test_only_accumulating_waits_for_the_epilogue() -> None:

@@ -71,13 +71,14 @@ def test_other_shapes_strides_and_scales_are_other_calls(planned):
     assert calls(planned) == 5
 
 
-def test_misaligned_tensors_are_refused_even_after_aligned_ones():
+def test_misaligned_tensors_are_copied_even_after_aligned_ones(planned):
     variant, tensors = Variant(), qkv()
     check(variant, tensors)
     room = torch.zeros(tensors[0].numel() + 8, dtype=torch.bfloat16)
     misaligned = room[1 : tensors[0].numel() + 1].view(tensors[0].shape)
-    with pytest.raises(ValueError, match="multiples of 16"):
-        attention(misaligned, *tensors[1:], variant, backend="emulator")
+    for seed in range(2):
+        check(variant, [misaligned.copy_(tensors[0] + seed), *tensors[1:]])
+    assert calls(planned) == 2
 
 
 def test_a_captured_window_that_changes_in_place_is_seen(planned):

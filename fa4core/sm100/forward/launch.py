@@ -11,9 +11,12 @@ import math
 import torch
 
 from fa4core.compile.kernel import Kernel
+from fa4core.places import Place
+from fa4core.plan.choose import choose
+from fa4core.plan.target import SM100
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
-from fa4core.prepared import Place, Shape, Skeleton
+from fa4core.prepared import Shape, Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.coordinates import packed, packing
 from fa4core.sm100.forward.metadata import Metadata, metadata, pre_pass
@@ -50,8 +53,11 @@ def spec_of(call: Call, target: str) -> Spec:
 
 
 def schedule_of(call: Call) -> Schedule:
-    """The variant's choice, or the default."""
-    return call.program.schedule or Schedule()
+    """The variant's choice, or what `choose` says."""
+    if call.program.schedule is not None:
+        return call.program.schedule
+    assert isinstance(call.tiles, TileMap)
+    return choose(call.problem, call.tiles, SM100)
 
 
 def splits_of(call: Call) -> int:

@@ -143,7 +143,9 @@ class LoadWork(Fixed):
         """Rows `first`, ... of the `length` rows behind `start`, of a batch entry or a page."""
         _, source, _ = self.operands[name]
         b, start, length, first = place
-        there = source[(None, None, item.h_kv, b, start + length)]
+        # an expanded dimension has one entry
+        h, b = _within(item.h_kv, source.shape[2]), _within(b, source.shape[3])
+        there = source[(None, None, h, b, start + length)]
         part = self.parts[name]
         offset = source.shape[0] - length + first, part.column
         self._copy(name, there, offset, part.shape, to, barrier)
@@ -161,6 +163,10 @@ class LoadWork(Fixed):
             cute.group_modes(tile, 0, len(shape)),
         )
         cute.copy(atom, of, to[(None, *place)], tma_bar_ptr=barrier)
+
+
+def _within(index: Any, extent: Any) -> Any:
+    return select(index < extent, index, extent - 1, "int")
 
 
 @cute.jit

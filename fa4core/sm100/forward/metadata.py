@@ -14,10 +14,10 @@ import torch
 
 from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, TensorType
+from fa4core.places import Place
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
-from fa4core.prepared import Place
 from fa4core.sm100.forward.coordinates import shares
 from fa4core.sm100.forward.tables import tables
 from fa4core.sm100.forward.work import Item
@@ -78,11 +78,11 @@ def sorted_by_batch(items: Tensor, runs: Tensor, batch: int, place: Place, devic
     items, runs = items.to(device), runs.to(device)
     in_order = items.clone()
     batch_map = torch.arange(batch, dtype=torch.int32, device=device)
-    if len(items) and place.bind is not None:
+    if len(items) and place.launcher is not None:
         warps = -(-int(count.max()) // TILES_OF_A_WARP)
         arguments = items, first, torch.zeros_like(batch_map), batch_map, in_order, warps
-        launch, rest = place.bind(obtain(pre_pass(place)).function, arguments)
-        launch(*rest)
+        launch = place.launcher(obtain(pre_pass(place)).function)
+        launch(*map(place.converted, arguments))
     return Metadata(in_order, runs, batch_map)
 
 

@@ -166,16 +166,16 @@ class Spec:
     def pipeline(self) -> Pipeline:
         tiles = self.tiles
         tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
-        kv = self.kv_stages
+        kv, out = self.kv_stages, self.out_stages
         return Pipeline(
             roles=(
                 Role("softmax", 0, 4, copies=tiles, registers=192),
-                Role("correction", 4 * tiles, 4, registers=64),
-                Role("mma", 4 * tiles + 4, 1, registers=64, leader=True),
-                Role("load", 4 * tiles + 5, 1, registers=64),
+                Role("correction", 4 * tiles, 4, registers=72),
+                Role("mma", 4 * tiles + 4, 1, registers=56, leader=True),
+                Role("load", 4 * tiles + 5, 1, registers=56),
                 # idle without a queue
-                Role("scheduler", 4 * tiles + 6, 1, registers=64, leader=True),
-                Role("store", 4 * tiles + 7, 1, registers=64),
+                Role("scheduler", 4 * tiles + 6, 1, registers=56, leader=True),
+                Role("store", 4 * tiles + 7, 1, registers=56),
             ),
             signals=(
                 Signal("q_full", (("load", tma),), "mma", copies=tiles),
@@ -191,14 +191,8 @@ class Spec:
                     "stats_empty", (("correction", warps),), "softmax", copies=tiles, passed=True
                 ),
                 Signal("o_full", (("mma", commit),), "correction", copies=tiles),
-                Signal("out_full", (("correction", warps),), "store", stages=self.out_stages),
-                Signal(
-                    "out_empty",
-                    (("store", warps),),
-                    "correction",
-                    stages=self.out_stages,
-                    passed=True,
-                ),
+                Signal("out_full", (("correction", warps),), "store", stages=out),
+                Signal("out_empty", (("store", warps),), "correction", stages=out, passed=True),
                 *self._queue,
             ),
             smem=(
@@ -206,7 +200,7 @@ class Spec:
                 Region("address", 16, align=16),
                 Region("answers", ANSWER_BYTES, stages=AHEAD, align=16),
                 Region("stats", 2 * TILE * 4, stages=tiles, align=16),
-                Region("out", TILE * OUT_BYTES, stages=self.out_stages, align=1024),
+                Region("out", TILE * OUT_BYTES, stages=out, align=1024),
                 Region("q", TILE * self.d * 2, stages=tiles, align=1024),
                 Region("kv", self.kv_bytes, stages=kv, align=1024),
             ),
