@@ -27,9 +27,8 @@ not. In units of `eps` of the result's dtype:
   its sum, and its exponential relatively by as much.
 * float64: the same, and nothing averages out: the oracle itself is as wrong as that.
 
-Exponentials by polynomial, which is also what targets do with half types unless the variant says,
-add twice the polynomial's relative error (numerator and denominator) to both limits: it is the same
-in every row. So do the functions that kernels approximate in the score
+Exponentials by polynomial add twice the polynomial's relative error (numerator and denominator) to
+both limits: it is the same in every row. So do the functions that kernels approximate in the score
 functions of half types (`dense.QUICK_ERROR`), as far as they move a score: once for LSE and row
 maximum, twice for the rest.
 """
