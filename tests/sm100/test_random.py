@@ -37,7 +37,6 @@ def supported(case: Case) -> Case:
 def check(case: Case) -> None:
     case = supported(case)
     inputs = case.inputs()
-    inputs = attrs.evolve(inputs, variant=attrs.evolve(inputs.variant, schedule=None))
     with emulator(target="sm100", seed=case.seed, detect="all", num_sms=2, record=False):
         results = run(by_backend("emulator"), inputs, backward=False)
     assert_close_to_oracle(results, inputs, context=str(case), exp=default_exp("emulator"))
