@@ -93,7 +93,9 @@ class Prepared:
             lse = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
         if with_max:
             row_max = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
-        spaces = [torch.empty(s, dtype=torch.float32, device=device) for s in self.spaces]
+        spaces: list[Tensor] = []
+        if self.spaces:
+            spaces = [torch.empty(s, dtype=torch.float32, device=device) for s in self.spaces]
         if self.fill:
             out.zero_()
             for rows in (lse, row_max, *spaces):
