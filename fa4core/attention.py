@@ -81,10 +81,10 @@ def attention(
         results = prepared(q, k, v, return_lse, return_row_max)
     else:
         results = _operator(q, k, v, variant, layout, scale, backend)
-    if not return_lse and not return_row_max:
-        return results[0]
-    wanted = (True, return_lse, return_row_max)
-    return tuple(r for r, want in zip(results, wanted, strict=True) if want and r is not None)
+    out, lse, row_max = results
+    if return_lse:
+        return (out, lse, row_max) if return_row_max else (out, lse)
+    return (out, row_max) if return_row_max else out
 
 
 def _operator(

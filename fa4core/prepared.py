@@ -27,7 +27,7 @@ from fa4core.reference.tiled import Call
 
 Tensor = torch.Tensor
 Shape = tuple[int, ...]
-Results = tuple[Tensor, Tensor | None, Tensor | None]
+Results = tuple[Tensor, Any, Any]  # the last two None where they are not wanted
 
 
 @attrs.frozen
@@ -85,13 +85,17 @@ class Prepared:
     ) -> Results:
         """Output, LSE and row maximum; None for what is not wanted, which costs no memory."""
         device = q.device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            _in_graphs.append(self)
         out = torch.empty(self.out_shape, dtype=q.dtype, device=device)
         lse = row_max = None
         if with_lse:
             lse = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
         if with_max:
             row_max = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
-        spaces = [torch.empty(s, dtype=torch.float32, device=device) for s in self.spaces]
+        spaces: list[Tensor] = []
+        if self.spaces:
+            spaces = [torch.empty(s, dtype=torch.float32, device=device) for s in self.spaces]
         if self.fill:
             out.zero_()
             for rows in (lse, row_max, *spaces):
@@ -116,6 +120,9 @@ class Prepared:
         if rows is None:
             return self.unread[number]
         return rows[None] if self.packed else rows
+
+
+_in_graphs: list[Prepared] = []  # a graph may be replayed for ever, and reads their tables
 
 
 def prepare(

@@ -145,7 +145,7 @@ def keep(
     Raises:
         TypeError, ValueError, IndexError, NotImplementedError: As the operator.
     """
-    held = tuple(layout.tensors.values())
+    held = tuple({id(t): t for t in layout.tensors.values()}.values())  # each once
     if any(type(t) not in _PLAIN or t.is_inference() for t in (*variant.arguments, *held)):
         return None  # tensors made in inference mode have no version
     call, chosen = ops.plan_call(q, k, v, variant.arguments, layout, variant.spec, scale, backend)

@@ -208,7 +208,7 @@ def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estima
 
 
 def candidates(
-    packed: bool, unequal: bool, splits: Sequence[int] = (), sections: bool = True
+    packed: bool, unequal: bool, splits: Sequence[int] = (), sections: bool = True, ctas: int = 1
 ) -> list[Schedule]:
     """Every schedule worth comparing.
 
@@ -217,13 +217,14 @@ def candidates(
         unequal: Whether the sequences differ, so that sorting them is a choice.
         splits: Numbers of shares of the keys to try.
         sections: Whether heads are grouped for the L2 cache.
+        ctas: CTAs that share a work tile.
     """
     coordinates: list[tuple] = [("heads", 1)]
     coordinates += [("packed_gqa", 1)] if packed else []
     coordinates += [("split_kv", n) for n in splits]
     orders = [o for o in get_args(Order) if o != "batch_sorted" or unequal]
     return [
-        Schedule(c, source, order, num_splits=n, l2_sections=sections)
+        Schedule(c, source, order, num_splits=n, l2_sections=sections, ctas=ctas)
         for (c, n), source, order in itertools.product(coordinates, get_args(Source), orders)
     ]
 

@@ -49,9 +49,10 @@ class Plan:
     def forward_tile(self) -> TileShape:
         """Tile of the forward pass; two query tiles side by side only if there are two."""
         shape = self.target.forward_tile(self.problem.head_dim, self.problem.head_dim_v)
-        if max(self.problem.seqlens_q, default=0) <= shape.q:
-            return attrs.evolve(shape, stages=1)
-        return shape
+        ctas = 1 if self.variant.schedule is None else self.variant.schedule.ctas
+        if max(self.problem.seqlens_q, default=0) <= shape.q * ctas:
+            return attrs.evolve(shape, stages=1, ctas=ctas)
+        return attrs.evolve(shape, ctas=ctas)
 
     @cached_property
     def backward_tile(self) -> TileShape:
@@ -126,10 +127,9 @@ class Plan:
                 self.target, shape.q, shape.k, p.head_dim, p.head_dim_v,
                 ctas=shape.ctas, exp=exp, work=work,
             )  # fmt: skip
-        given = self.variant.schedule
         return roofline.forward(
             self.target, shape.q * shape.stages, shape.k, p.head_dim, p.head_dim_v,
-            ctas=given.ctas if given is not None else 1, exp=self.exp, work=work,
+            ctas=shape.ctas, exp=self.exp, work=work,
         )  # fmt: skip
 
     def estimates(self, *, backward: bool = False) -> list[Estimate]:
@@ -158,7 +158,7 @@ class Plan:
         splits = makespan.useful_splits(tiles["heads"], workload.machines)
         chosen = self.schedule
         schedules = makespan.candidates(
-            self.problem.group > 1, self._orders_differ, splits, chosen.l2_sections
+            self.problem.group > 1, self._orders_differ, splits, chosen.l2_sections, chosen.ctas
         )
         if chosen not in schedules and chosen.coordinates in tiles:
             schedules.append(chosen)
@@ -181,7 +181,7 @@ class Plan:
 
     def _work_tiles(self, packed: bool) -> WorkTiles:
         p, shape = self.problem, self.forward_tile
-        rows = shape.q * shape.stages
+        rows = shape.q * shape.stages * shape.ctas
         costs = self._block_cycles(backward=False)
         if not packed:
             across = self._map(self.variant.graph.mask, rows, shape.k)
@@ -217,7 +217,7 @@ class Plan:
         keys = self._keys_read * size * (p.head_dim + p.head_dim_v)
         moved = queries * (p.head_dim + p.head_dim_v) * size + keys
         passes = 3 if backward else 1  # read again, with gradients read or written beside them
-        ctas = self.backward_tile.ctas if backward else 1
+        ctas = self.backward_tile.ctas if backward else self.forward_tile.ctas
         return Workload(
             rates=rates,
             cost=self._cost(backward),

@@ -134,7 +134,7 @@ def _sm100_forward(head_dim: int, head_dim_v: int) -> TileShape:
     # in shared memory, 2 bytes an element, room beside them for a tile of K and one of V.
     columns = 2 * (128 + head_dim_v)
     tile_bytes = 2 * 128 * head_dim + 2 * 128 * max(head_dim, head_dim_v)
-    return TileShape(128, 128, 2 if columns <= 512 and 2 * tile_bytes <= 212 * 1024 else 1)
+    return TileShape(128, 128, 2 if columns <= 512 and 2 * tile_bytes <= 192 * 1024 else 1)
 
 
 def _sm100_backward(head_dim: int, head_dim_v: int) -> TileShape:

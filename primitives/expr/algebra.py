@@ -56,16 +56,16 @@ def gather(capture: Capture, indices: Iterable[Node | Number] = ()) -> Node:
 # ------------------------------------------------------------------------------------ order
 
 
-def _scalars(node: Node) -> tuple:
-    """The host-known scalars below a node: they break ties between equal structures."""
-    return tuple(n.attr.tensor.item() for n in walk(node) if n.op == "gather" and n.attr.is_scalar)
+def _age(node: Node) -> tuple[int, ...]:
+    """The captures below a node by age: they break ties between equal structures."""
+    return tuple(n.attr.serial for n in walk(node) if n.op == "gather")
 
 
 def _sorted(nodes: Iterable[Node], weights: Mapping[Node, int] | None = None) -> tuple[Node, ...]:
-    """Nodes in canonical order: by structure, then by weight, at last by run-time values.
+    """Nodes in canonical order: by structure, then by weight, at last by the age of captures.
 
-    Values decide between operands that nothing else tells apart, so that exchanging two of them
-    gives an equal graph.
+    What captures hold must not decide: a new value of a scalar would order operands anew, and so
+    compile a kernel again.
     """
     weights = weights or {}
 
@@ -76,7 +76,7 @@ def _sorted(nodes: Iterable[Node], weights: Mapping[Node, int] | None = None) ->
     nodes = list(nodes)
     keys = [rank(n) for n in nodes]
     if len(set(keys)) < len(keys):
-        order = sorted(range(len(nodes)), key=lambda i: (*keys[i], _scalars(nodes[i])))
+        order = sorted(range(len(nodes)), key=lambda i: (*keys[i], _age(nodes[i])))
     else:
         order = sorted(range(len(nodes)), key=lambda i: keys[i])
     return tuple(nodes[i] for i in order)

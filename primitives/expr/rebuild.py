@@ -1,6 +1,7 @@
-"""A node's operation applied to other operands, and substitution: canonical as `algebra` makes it.
+"""A node's operation applied to other operands: substitution, and equality by value.
 
-Used wherever a graph is read from text or its variables are replaced (shifted masks, packed heads).
+Results are canonical, as `algebra` makes them. Used wherever a graph's variables are replaced
+(shifted masks, packed heads), and by the values that hold graphs, for `==`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from primitives.expr import algebra
-from primitives.expr.node import Node, walk
+from primitives.expr.node import Node, captures, walk
+from primitives.expr.text import dump
 
 
 def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
@@ -76,3 +78,15 @@ def substitute(roots: Iterable[Node], replace: dict[Node, Node]) -> tuple[Node, 
             args = tuple(done[a] for a in node.args)
             done[node] = node if args == node.args else rebuild(node, args)
     return tuple(done[r] for r in roots)
+
+
+def fingerprint(root: Node) -> tuple:
+    """What tells two functions apart: the graph with the values of its scalars, and its tensors."""
+    held = captures(root)
+    scalars = {c: c.tensor.item() for c in held if c.is_scalar and c.tensor is not None}
+    try:
+        constants = {algebra.gather(c): algebra.const(value) for c, value in scalars.items()}
+        (root,) = substitute([root], constants)
+    except ZeroDivisionError:  # an error when it is computed; here one value among others
+        return dump([root]), tuple(scalars.get(c, id(c.tensor)) for c in held)
+    return dump([root]), tuple(id(c.tensor) for c in captures(root))

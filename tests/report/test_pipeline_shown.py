@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -61,3 +63,19 @@ def test_a_pair_of_ctas_says_where_roles_run_and_arrive(tmp_path, monkeypatch) -
     text = shown("a_pair:pair", "--seqlen", "1024")
     assert "in each of 2 CTAs" in text and "mma (first CTA only)" in text
     assert "commit at all CTAs" in text and "tma at the first CTA" in text
+
+
+def test_it_needs_no_dsl() -> None:
+    """The declaration is plain Python; only the checker's run needs the role code."""
+    script = (
+        "import sys; sys.modules['cutlass'] = None\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'cutlass' else find(name, *rest)\n"
+        "sys.argv[1:] = ['explain', 'variants.causal', '--seqlen', '256', '--pipeline']\n"
+        "from fa4core.cli import main; main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "p_ready" in done.stdout
+    assert "not run: role code imports CuTe DSL" in done.stdout

@@ -67,7 +67,19 @@ def test_masks_compose_with_mods_and_sinks(name: str) -> None:
 
 def test_mods_with_long_code_go_through_tensor_memory() -> None:
     shape = Shape((260,), (300,), 2, 1, 64, 64)
-    execute("Variant(mask=mask.causal(), score=score.softcap(20.0))", shape, num_sms=1)
+    long = "lambda score, b, h, q_idx, kv_idx: torch.sin(score) * 4.0 + (q_idx - kv_idx) % 7 / 8.0"
+    execute(f"Variant(mask=mask.causal(), score=score.define({long}))", shape, num_sms=1)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.125, 1.0])
+def test_quick_functions_by_both_units(fraction: float) -> None:
+    """Scores far beyond the cap, too, where tanh is 1."""
+    shape = Shape((130,), (200,), 1, 1, 64, 64)
+    policy = f"exp=exp.mixed(3, {fraction})"
+    execute(f"Variant(mask=mask.causal(), score=score.softcap(20.0), {policy})", shape)
+    execute(f"Variant(score=score.softcap(2.0), {policy})", shape, contents="outliers")
+    logistic = "lambda score, b, h, q_idx, kv_idx: torch.sigmoid(score) * torch.exp(-score.abs())"
+    execute(f"Variant(score=score.define({logistic}), {policy})", shape, dtype="float16")
 
 
 def test_captured_tables_of_any_layout_share_a_kernel() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core.emulator.session import emulator
 from fa4core.testing import Case, assert_close_to_oracle, run
-from fa4core.testing.check import by_backend
+from fa4core.testing.check import by_backend, default_exp
 from fa4core.testing.strategies import cases
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # every example is a compilation
@@ -37,10 +37,9 @@ def supported(case: Case) -> Case:
 def check(case: Case) -> None:
     case = supported(case)
     inputs = case.inputs()
-    inputs = attrs.evolve(inputs, variant=attrs.evolve(inputs.variant, schedule=None))
     with emulator(target="sm100", seed=case.seed, detect="all", num_sms=2, record=False):
         results = run(by_backend("emulator"), inputs, backward=False)
-    assert_close_to_oracle(results, inputs, context=str(case))
+    assert_close_to_oracle(results, inputs, context=str(case), exp=default_exp("emulator"))
 
 
 @settings(max_examples=3, phases=NO_SHRINKING)

@@ -14,10 +14,12 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from fa4core.lowering.approximate import QUICK, Unit
 from fa4core.lowering.cute import Scope, as_float, select
 from fa4core.lowering.predicate import BITS, Predicate
 from fa4core.lowering.words import leaves, per_element
 from fa4core.pipeline.effects import Fixed
+from fa4core.reference.exp2 import emulated
 from fa4core.sm100.forward.rows import Row
 from fa4core.sm100.forward.spec import Spec
 from primitives.expr import Node, algebra, captures, parse, walk
@@ -31,6 +33,7 @@ class Mods(Fixed):
 
     Attributes:
         live: The mask, and that the key is inside.
+        fraction: Share of the elements whose transcendental functions are computed on FMA units.
         plain: Whether scores go unmodified, so that scaling can wait until the exponential.
         has_sink: Whether there is one more logit.
     """
@@ -41,6 +44,7 @@ class Mods(Fixed):
         self.captured = dict(zip(slots, captured, strict=True))
         inside = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
         self.live = algebra.logical_and(self.mask, inside)
+        self.fraction = spec.exp.fraction
         self.plain = self.score is algebra.var("score") and not spec.negative_scale
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
 
@@ -73,11 +77,12 @@ class Mods(Fixed):
             live = Predicate(self.live, scope, first + start)
             for i in range(start, min(start + BITS, cute.size(scores))):
                 value = scores[i] if self.plain else scores[i] * scale
-                element = scope.element(first + i, value)
                 if not self.plain:
-                    value = as_float(element.value(self.score))
+                    unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
+                    value = as_float(scope.element(first + i, value, unit).value(self.score))
                 if partial:
-                    value = select(live.at(i - start, element), value, NEVER, "float")
+                    holds = live.at(i - start, scope.element(first + i))
+                    value = select(holds, value, NEVER, "float")
                 scores[i] = value
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
@@ -104,4 +109,6 @@ def _length(node: Node) -> int:
         return 10 * len(node.args)  # clamped, scaled, added to the address, loaded
     if node.op in ("floordiv", "mod"):
         return 5
+    if node.op in QUICK:
+        return 3
     return 8 if node.op in algebra.UNARY else 1

@@ -167,15 +167,17 @@ class Spec:
         tiles = self.tiles
         tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
         kv, out = self.kv_stages, self.out_stages
+        # one query tile leaves more registers to each role
+        softmax, correction, others = (192, 72, 56) if tiles == 2 else (240, 128, 96)
         return Pipeline(
             roles=(
-                Role("softmax", 0, 4, copies=tiles, registers=192),
-                Role("correction", 4 * tiles, 4, registers=72),
-                Role("mma", 4 * tiles + 4, 1, registers=56, leader=True),
-                Role("load", 4 * tiles + 5, 1, registers=56),
+                Role("softmax", 0, 4, copies=tiles, registers=softmax),
+                Role("correction", 4 * tiles, 4, registers=correction),
+                Role("mma", 4 * tiles + 4, 1, registers=others, leader=True),
+                Role("load", 4 * tiles + 5, 1, registers=others),
                 # idle without a queue
-                Role("scheduler", 4 * tiles + 6, 1, registers=56, leader=True),
-                Role("store", 4 * tiles + 7, 1, registers=56),
+                Role("scheduler", 4 * tiles + 6, 1, registers=others, leader=True),
+                Role("store", 4 * tiles + 7, 1, registers=others),
             ),
             signals=(
                 Signal("q_full", (("load", tma),), "mma", copies=tiles),
