@@ -20,7 +20,8 @@ from fa4core.emulator.host import modules
 from fa4core.emulator.session import emulator
 from fa4core.emulator.trace import Kind
 from fa4core.plan.target import SM100
-from fa4core.timing.match import Graph, NoMatch, match
+from fa4core.timing.graph import Graph, NoMatch
+from fa4core.timing.match import match
 from fa4core.timing.parameters import Parameters
 from fa4core.timing.replay import Program, program_of, replay
 
