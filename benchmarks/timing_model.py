@@ -42,8 +42,8 @@ HEADER = """# Validation of the timing model
 Written by `python benchmarks/timing_model.py`; what the model is, and how to read it, is in
 [the timing model](timing.md). Every prediction is for FlashAttention-4's own forward kernel as its
 package (flash-attn-4 {version}) compiles it here, bf16, {tokens} tokens, hidden size {hidden}, at
-{clock} GHz, mean of {seeds} seeds. Nothing is fitted. The published figures are of other versions of
-that kernel, so part of each error is a change of the kernel.
+{clock} GHz, mean of {seeds} seeds. Nothing is fitted. The published figures are of other versions
+of that kernel, so part of each error is a change of the kernel.
 """
 
 
@@ -118,9 +118,9 @@ def roofline() -> None:
     print("\n## Busy cycles against the paper's roofline\n")
     print(
         "Busy cycles of an SM for 128 keys and 128 queries, head dim 128, as replayed from the "
-        "compiled kernel,\nbeside table 1 of the paper (arXiv 2603.05451). Shared memory also moves "
-        "the bytes of K and V that come in,\nwhich the table leaves out; exponentials are those left "
-        "to the MUFU unit.\n"
+        "compiled kernel,\nbeside table 1 of the paper (arXiv 2603.05451). Shared memory also "
+        "moves the bytes of K and V that come in,\nwhich the table leaves out; exponentials are "
+        "those left to the MUFU unit.\n"
     )
     print("| mask | products: paper, replayed | shared memory: likewise | exponentials: likewise |")
     print("|---|---|---|---|")
