@@ -29,7 +29,7 @@ from fa4core.places import Place, for_tvm_ffi
 from primitives import mask, score, sequence, sink
 
 LIMIT_US = 15.0
-LONG_LIMIT_US = 30.0
+RECORDED_LIMIT_US = 30.0
 RECORDED, OPERATOR = "recorded by autograd", "as an operator"
 NOTHING = tvm_ffi.get_global_func("testing.nop")
 
@@ -119,7 +119,7 @@ def main(repeats: int) -> None:
             medians = ", ".join(f"{statistics.median(r):.1f}" for r in runs)
             quickest = f"{min(runs[0]):.1f}"
             table.add_row(name, f"{middle:.1f}", quickest, f"{low:.1f} to {high:.1f}", medians)
-            limit = LONG_LIMIT_US if name.endswith((RECORDED, OPERATOR)) else LIMIT_US
+            limit = RECORDED_LIMIT_US if name.endswith((RECORDED, OPERATOR)) else LIMIT_US
             over += [f"{name} ({limit} us)"] if kind is cases and middle > limit else []
         table.add_section()
     Console().print(table)
