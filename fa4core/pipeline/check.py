@@ -14,7 +14,7 @@ import attrs
 
 from fa4core.pipeline.declare import Pipeline, Signal
 from fa4core.pipeline.layout import Placed, place
-from fa4core.pipeline.record import Arrive, Program, Slot, Touch, Wait
+from fa4core.pipeline.record import Arrive, Drain, Program, Slot, Touch, Wait
 
 
 class ProtocolError(AssertionError):
@@ -28,7 +28,8 @@ class _Barrier:
     arrived: int = 0
     known: int = 0  # what happens before the phase that is being completed
     phases: list[int] = attrs.field(factory=list)  # the same of every completed one
-    waits: list[tuple[int, str]] = attrs.field(factory=list)  # bits and places of the waits seen
+    # bits and places of the waits seen, by the program that waited
+    waits: dict[str, list[tuple[int, str]]] = attrs.field(factory=dict)
 
     def arrive(self, weight: int, known: int, where: str) -> None:
         self.arrived += weight
@@ -50,6 +51,7 @@ class _Process:
     known: int = 0
     queue: int = 0  # what the tensor core knows behind the last MMA of this role
     waited: dict[Slot, int] = attrs.field(factory=dict)
+    groups: dict[str, list[int]] = attrs.field(factory=dict)  # not drained, by asynchronous unit
 
     @property
     def done(self) -> bool:
@@ -81,8 +83,9 @@ class _Simulation:
         self.spaces = (
             place(pipeline.smem, limits.smem_bytes, "bytes"),
             place(pipeline.tmem, limits.tmem_columns, "columns"),
+            place(pipeline.rmem, limits.registers, "registers"),
         )
-        self.seen: tuple[list[_Seen], list[_Seen]] = ([], [])
+        self.seen: tuple[list[_Seen], ...] = tuple([] for _ in self.spaces)
         self.bits = 0
 
     def run(self) -> None:
@@ -108,6 +111,11 @@ class _Simulation:
                 known = process.queue = process.queue | known
             self.barriers[event.slot].arrive(event.weight, known, process.where())
             return True
+        if isinstance(event, Drain):
+            groups = process.groups.get(event.unit, [])
+            while len(groups) > event.left:
+                process.known |= groups.pop(0)
+            return True
         self.touch(process, event)
         return True
 
@@ -123,7 +131,7 @@ class _Simulation:
             process.known |= barrier.phases[number]
         bit = self.new_bit()
         process.known |= bit
-        barrier.waits.append((bit, process.where()))
+        barrier.waits.setdefault(process.program.name, []).append((bit, process.where()))
         return True
 
     def touch(self, process: _Process, event: Touch) -> None:
@@ -135,14 +143,16 @@ class _Simulation:
             process.queue = before | bit
         elif event.unit == "threads":
             process.known |= bit
+        elif event.unit in ("wgmma", "store"):
+            process.groups.setdefault(event.unit, []).append(bit)
         else:
             if event.slot is None:
                 raise ProtocolError(f"{process.where()}: TMA without a barrier")
             self.barriers[event.slot].arrive(1, before | bit, process.where())
 
     def access(self, access, before: int, bit: int, where: str) -> None:
-        index = 0 if access.region in self.spaces[0] else 1
-        if access.region not in self.spaces[index]:
+        index = next((i for i, s in enumerate(self.spaces) if access.region in s), None)
+        if index is None:
             raise ProtocolError(f"{where}: region {access.region!r} is not declared")
         region: Placed = self.spaces[index][access.region]
         if not 0 <= access.stage < region.region.stages:
@@ -165,12 +175,13 @@ class _Simulation:
 
     def missed_phases(self) -> None:
         for barrier in self.barriers.values():
-            for number, (bit, where) in enumerate(barrier.waits, start=-barrier.signal.passed):
-                after = number + 1
-                if after < len(barrier.phases) and not barrier.phases[after] & bit:
-                    raise ProtocolError(
-                        f"{where}: phase {after} may complete before phase {number} is seen"
-                    )
+            for waits in barrier.waits.values():
+                for number, (bit, where) in enumerate(waits, start=-barrier.signal.passed):
+                    after = number + 1
+                    if after < len(barrier.phases) and not barrier.phases[after] & bit:
+                        raise ProtocolError(
+                            f"{where}: phase {after} may complete before phase {number} is seen"
+                        )
 
 
 def check(pipeline: Pipeline, programs: list[Program]) -> None:

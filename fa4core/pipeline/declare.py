@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 
@@ -53,20 +54,31 @@ class Signal:
 
     Attributes:
         name: Of the signal.
-        arrivals: Who arrives to complete a phase, and how. A role with copies arrives with the copy
-            that the barrier belongs to. Several entries make a merged signal.
-        waiter: The role that waits.
+        arrivals: Who arrives to complete a phase, and how. Several entries make a merged signal. Of
+            a role with copies the one that the barrier belongs to arrives, or every one if the
+            signal has a single copy.
+        waiters: The role that waits, or a tuple of roles that each wait for every phase.
         stages: Length of the ring.
         copies: Tiles.
         passed: Whether the first wait passes at once ("empty" signals start that way).
+        named: A hardware barrier of the CTA instead of an mbarrier in shared memory: quicker, one
+            stage, all threads of the arriving and of the waiting role take part.
     """
 
     name: str
     arrivals: tuple[tuple[str, How], ...]
-    waiter: str
+    waiters: tuple[str, ...] = attrs.field(converter=lambda w: (w,) if isinstance(w, str) else w)
     stages: int = 1
     copies: int = 1
     passed: bool = False
+    named: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        threads = all(how is How.THREADS for _, how in self.arrivals)
+        if self.named and (self.stages > 1 or self.passed or not threads):
+            raise ValueError(
+                f"named signal {self.name!r}: one stage, arrivals by THREADS, and not passed"
+            )
 
     @property
     def barriers(self) -> int:
@@ -115,6 +127,7 @@ class Limits:
     smem_bytes: int = 232_448
     tmem_columns: int = 512
     registers: int = 65_536
+    named_barriers: int = 16
 
 
 class DoesNotFit(ValueError):
@@ -125,6 +138,10 @@ class DoesNotFit(ValueError):
 class Pipeline:
     """A whole declaration: roles, signals and memory.
 
+    Attributes:
+        smem, tmem: Regions of shared and of tensor memory.
+        rmem: Registers that asynchronous instructions read or write, in registers of the CTA.
+
     Raises:
         DoesNotFit: Registers or barriers that cannot be.
         ValueError: The declaration contradicts itself.
@@ -134,6 +151,7 @@ class Pipeline:
     signals: tuple[Signal, ...]
     smem: tuple[Region, ...] = ()
     tmem: tuple[Region, ...] = ()
+    rmem: tuple[Region, ...] = ()
     limits: Limits = Limits()
 
     def __attrs_post_init__(self) -> None:
@@ -150,9 +168,11 @@ class Pipeline:
                 f"registers: {total} for the roles {[r.name for r in self.roles]}; "
                 f"{self.limits.registers} exist"
             )
+        if self.group_barrier(self.roles[-1], self.roles[-1].copies) > self.limits.named_barriers:
+            raise DoesNotFit(f"more than {self.limits.named_barriers} named barriers")
         for signal in self.signals:
-            for name in (*(name for name, _ in signal.arrivals), signal.waiter):
-                if self.role(name).copies not in (1, signal.copies):
+            for name in (*(name for name, _ in signal.arrivals), *signal.waiters):
+                if signal.copies > 1 and self.role(name).copies not in (1, signal.copies):
                     raise ValueError(
                         f"signal {signal.name!r} has {signal.copies} copies, role {name!r} "
                         f"{self.role(name).copies}"
@@ -176,16 +196,29 @@ class Pipeline:
             How.WARPS: lambda role: role.warps,
             How.THREADS: lambda role: role.warps * WARP,
         }
-        return sum(per[how](self.role(name)) for name, how in signal.arrivals)
+        everyone = signal.copies == 1
+        return sum(
+            per[how](self.role(name)) * (self.role(name).copies if everyone else 1)
+            for name, how in signal.arrivals
+        )
 
     def barrier(self, signal: Signal) -> int:
-        """Index of the signal's first barrier among all of the pipeline's."""
+        """Index of the signal's first barrier among the pipeline's of the same sort.
+
+        Named barriers are counted from 1: number 0 is that of the whole CTA.
+        """
         before = self.signals[: self.signals.index(signal)]
-        return sum(s.barriers for s in before)
+        return sum(s.barriers for s in before if s.named == signal.named) + signal.named
 
     @property
     def barriers(self) -> int:
-        return sum(s.barriers for s in self.signals)
+        """How many mbarriers there are."""
+        return sum(s.barriers for s in self.signals if not s.named)
+
+    def group_barrier(self, role: Role, copy: Any = 0) -> Any:
+        """Number of the named barrier at which the threads of one copy of a role meet."""
+        named = 1 + sum(s.barriers for s in self.signals if s.named)
+        return named + sum(r.copies for r in self.roles[: self.roles.index(role)]) + copy
 
 
 def _find(among: Iterable, name: str):

@@ -65,11 +65,14 @@ def describe(pipeline: Pipeline) -> str:
         by = " + ".join(f"{name} ({how.name.lower()})" for name, how in signal.arrivals)
         shape = f"{signal.copies} x {signal.stages}"
         count = pipeline.count(signal)
-        lines.append(f"  {signal.name:<10} {shape:>8} {count:>8}   {by} -> {signal.waiter}")
+        lines.append(f"  {signal.name:<10} {shape:>8} {count:>8}   {by} -> {' + '.join(signal.waiters)}")
     for title, regions, limit, unit in (
         ("shared memory", pipeline.smem, pipeline.limits.smem_bytes, "bytes"),
         ("tensor memory", pipeline.tmem, pipeline.limits.tmem_columns, "columns"),
+        ("registers", pipeline.rmem, pipeline.limits.registers, "registers"),
     ):
+        if not regions:
+            continue
         placed = place(regions, limit, unit)
         top = max((p.end for p in placed.values()), default=0)
         lines.append(f"{title}: {top} of {limit} {unit}")

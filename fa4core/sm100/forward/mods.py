@@ -9,6 +9,7 @@ inside; on PARTIAL tiles, the index of every captured tensor is clamped.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import cutlass
@@ -48,7 +49,14 @@ class Mods(Fixed):
         return sum(map(_length, walk(*roots))) > UNROLLED
 
     def apply(
-        self, scores: cute.Tensor, item: Any, row: Any, first: Any, partial: bool, scale: Any
+        self,
+        scores: cute.Tensor,
+        item: Any,
+        row: Any,
+        first: Any,
+        partial: bool,
+        scale: Any,
+        column: Callable[[int], int] = lambda i: i,
     ) -> None:
         """Modify (and on partial tiles mask) some scores of a row, in place.
 
@@ -59,6 +67,7 @@ class Mods(Fixed):
             first: Index of the first key.
             partial: Whether the tile is PARTIAL; else every pair inside is attended to.
             scale: Factor on q . k.
+            column: Place of the i-th score behind `first`.
         """
         scope = self._row(item, row, partial)
         if partial:
@@ -66,7 +75,7 @@ class Mods(Fixed):
         if not self.plain:
             scope.hoist([self.score])
         for i in range(cute.size(scores)):
-            k = first + i
+            k = first + column(i)
             value = scores[i] if self.plain else scores[i] * scale
             element = scope.element(k, value)
             if not self.plain:
