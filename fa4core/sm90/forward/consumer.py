@@ -17,7 +17,7 @@ from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E, Epilogue
-from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of
+from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, hold
 from fa4core.sm90.forward.spec import ROWS, Spec
 
 
@@ -74,6 +74,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         work.modify(t, item, j, True)
                     factors = rows.raise_maximum(work.peaks(t))
                     rows.add(work.weigh(t, rows))
+                    work.hold(rows)
                     work.settle(0)
                     v_free.arrive(stage=v_stage)
                     work.rescale(t, factors)
@@ -146,6 +147,9 @@ class ConsumerWork(Fixed):
             p, v = self.p[(None, None, step)], self.v[(None, None, step, stage)]
             cute.gemm(product, self.o, p, v, self.o)
         warpgroup.commit_group()
+
+    def hold(self, rows: Rows) -> None:
+        hold(rows.total[0] + rows.total[1])
 
     @drains("wgmma")
     def settle(self, left: int) -> None:

@@ -131,3 +131,12 @@ def add_down(a: Any, b: Any, *, loc: Any = None, ip: Any = None) -> cutlass.Floa
         T.f32(), values, "add.rm.f32 $0, $1, $2;", "=f,f,f", has_side_effects=False, loc=loc, ip=ip
     )
     return cutlass.Float32(result)
+
+
+@dsl_user_op
+def hold(value: Any, *, loc: Any = None, ip: Any = None) -> None:
+    text = "{.reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p trap;}"
+    llvm.inline_asm(
+        None, [cutlass.Float32(value).ir_value(loc=loc, ip=ip)], text, "f", has_side_effects=True,
+        loc=loc, ip=ip,
+    )  # fmt: skip
