@@ -20,10 +20,12 @@ from fa4core.backends import announce, check, choose
 from fa4core.plan.captured import check_device
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import tile_map
+from fa4core.prepared import Prepared, in_emulator, prepare
 from fa4core.program import Program
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
+from fa4core.sm100.forward.launch import FORWARD
 from fa4core.sm100.support import check_tensors
 from primitives.expr import Capture
 from primitives.sequence import Layout
@@ -83,11 +85,13 @@ def forward(
     )
     call, chosen = _call(q, k, v, captured, layout, spec, scale, backend)
     if chosen == "emulator":
-        from fa4core.sm100.forward.launch import emulated_forward  # imports the DSL
-
-        check_tensors(q, k, v)
-        return emulated_forward(call, q, k, v)
+        return _prepared(call, q, k, v, chosen)(q, k, v)
     return tiled_forward(call, q, k, v)
+
+
+def _prepared(call: Call, q: Tensor, k: Tensor, v: Tensor, chosen: str) -> Prepared:
+    check_tensors(q, k, v)
+    return prepare(FORWARD, call, q, k, v, in_emulator("sm100"))
 
 
 @forward.register_fake

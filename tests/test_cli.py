@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa4core import cli
+from fa4core.cli_variant import prebuilt
 
 
 def run(*arguments, code=0):
@@ -169,14 +170,14 @@ def test_errors_of_the_problem_are_messages():
 
 def test_prebuilt_variants_are_listed():
     found = run("variants")
-    for name in cli._prebuilt():
+    for name in prebuilt():
         if name != "flex":
             assert f"variants.{name}" in found
     assert "--window INT (default 1024)" in found
 
 
 def test_every_prebuilt_variant_can_be_explained():
-    listed = [n for n in cli._prebuilt() if f"variants.{n}" in run("variants")]
+    listed = [n for n in prebuilt() if f"variants.{n}" in run("variants")]
     assert len(listed) >= 10
     for name in listed:
         assert "Tiles" in run("explain", f"variants.{name}", "--seqlen", "1024")

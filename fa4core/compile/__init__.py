@@ -5,6 +5,7 @@ side, by the kernels' launch code, and by anyone who wants PTX, SASS or resource
 """
 
 from fa4core.compile.artifact import Artifact, Resources, SassStatistics
+from fa4core.compile.cache import Statistics, statistics
 from fa4core.compile.cross import Compiled, cross_compile
 from fa4core.compile.environment import dsl_settings, import_dsl
 from fa4core.compile.targets import SM90, SM100, SM103, TARGETS, Target, resolve
@@ -18,9 +19,11 @@ __all__ = [
     "Compiled",
     "Resources",
     "SassStatistics",
+    "Statistics",
     "Target",
     "cross_compile",
     "dsl_settings",
     "import_dsl",
     "resolve",
+    "statistics",
 ]

@@ -24,7 +24,7 @@ from fa4core.compile.cross import Compiled, cross_compile
 from fa4core.compile.environment import dsl_settings
 from fa4core.compile.targets import Target, resolve
 from fa4core.emulator.host import calls, library, modules
-from fa4core.emulator.host.disguise import disguise
+from fa4core.emulator.host.disguise import disguise, visible
 from fa4core.emulator.host.memory import Memory, WatchTorch
 from fa4core.emulator.host.rewrite import rewrite
 from fa4core.emulator.launch import Allocation, Launch, Statistics
@@ -59,6 +59,7 @@ class Session:
         self._steps: list[_Step] = []
         self._statistics: list[Statistics] = []
         self._transforms: list[Callable[[Launch], Launch]] = []
+        self._finish: Callable[[], None] = lambda: None  # raises what went wrong in a launch
 
     def _new_machine(self, seed: int) -> Machine:
         return Machine(self.target.name, seed, self._detect, self.num_sms, timeline=self._timeline)
@@ -79,6 +80,13 @@ class Session:
         passed to compiled functions need no call; raw pointers hidden from torch do."""
         self.memory.exported(tensor, name, initialised)
         return tensor
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call host code that was loaded, not compiled, here (a TVM-FFI function)."""
+        try:
+            function(*map(visible, arguments))
+        finally:
+            self._finish()
 
     def transform(self, rule: Callable[[Launch], Launch]) -> None:
         """Pass every later launch through `rule` first (mutation tests change its PTX)."""
@@ -148,6 +156,7 @@ def emulator(
         if error := listener.take_error():
             raise error from None
 
+    session._finish = finish
     with contextlib.ExitStack() as block:
         block.enter_context(
             dsl_settings(chosen, library.runtime_library(), rewrite, modules.remember, line_info)

@@ -9,7 +9,7 @@ protocol. It knows neither of them.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from fa4core.pipeline.declare import Pipeline, Signal
 from fa4core.pipeline.effects import Fixed
@@ -46,7 +46,7 @@ class _Ring:
     def __extract_mlir_values__(self) -> list:
         return [v for n in (self.stage, self.phase) for v in n.__extract_mlir_values__()]
 
-    def __new_from_mlir_values__(self, values: list) -> _Ring:
+    def __new_from_mlir_values__(self, values: list) -> Self:
         stage = self.stage.__new_from_mlir_values__(values[:1])
         phase = self.phase.__new_from_mlir_values__(values[1:])
         return type(self)(self.signal, self.role, self.barriers, (stage, phase))

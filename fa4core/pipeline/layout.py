@@ -1,13 +1,13 @@
-"""Places the regions of a pipeline and prints the result; refuses what does not fit.
+"""Places the regions of a pipeline; refuses what does not fit.
 
-Offsets are decided here and nowhere else. Plain Python; kernels and `explain` use it.
+Offsets are decided here and nowhere else. Plain Python; kernels, the checker and `show` use it.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from fa4core.pipeline.declare import DoesNotFit, Pipeline, Region
+from fa4core.pipeline.declare import DoesNotFit, Region
 
 
 @attrs.frozen
@@ -53,30 +53,3 @@ def place(regions: tuple[Region, ...], limit: int, unit: str) -> dict[str, Place
         listed = ", ".join(f"{r.name} {r.stages} x {r.size}" for r in regions if not r.inside)
         raise DoesNotFit(f"{top} {unit} for {listed}; {limit} exist")
     return placed
-
-
-def describe(pipeline: Pipeline) -> str:
-    """The declaration as a table: roles, signals with derived counts, memory with offsets."""
-    lines = ["role         warps   registers"]
-    for role in pipeline.roles:
-        lines.append(f"  {role.name:<10} {role.first:>2}..{role.end - 1:<3} {role.registers:>6}")
-    lines.append("signal       barriers  arrivals  by -> waiter")
-    for signal in pipeline.signals:
-        by = " + ".join(f"{name} ({how.name.lower()})" for name, how in signal.arrivals)
-        shape = f"{signal.copies} x {signal.stages}"
-        count = pipeline.count(signal)
-        lines.append(f"  {signal.name:<10} {shape:>8} {count:>8}   {by} -> {' + '.join(signal.waiters)}")
-    for title, regions, limit, unit in (
-        ("shared memory", pipeline.smem, pipeline.limits.smem_bytes, "bytes"),
-        ("tensor memory", pipeline.tmem, pipeline.limits.tmem_columns, "columns"),
-        ("registers", pipeline.rmem, pipeline.limits.registers, "registers"),
-    ):
-        if not regions:
-            continue
-        placed = place(regions, limit, unit)
-        top = max((p.end for p in placed.values()), default=0)
-        lines.append(f"{title}: {top} of {limit} {unit}")
-        for name, p in placed.items():
-            inside = f"  in {p.region.inside}" if p.region.inside else ""
-            lines.append(f"  {name:<10} {p.offset:>7}  {p.region.stages} x {p.region.size}{inside}")
-    return "\n".join(lines)

@@ -138,6 +138,12 @@ class _Work:
         return call
 
 
+def effects_of(work: type, ends: Ends) -> Any:
+    """A stand-in for `work` that records where `ends` do: for what roles have besides their own."""
+    assert isinstance(ends.barriers, Recorder)
+    return _Work(work, ends.barriers, ())
+
+
 def undecorated(function: Callable[..., Any]) -> FunctionType:
     """The function as it was written: plain Python, whatever has been compiled since.
 

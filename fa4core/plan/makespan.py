@@ -34,6 +34,7 @@ class WorkTiles:
         index: (n,) int: its place among the tiles of its head.
         blocks: (n,) int: blocks that are not empty.
         cycles: (n,) float: what its blocks cost.
+        group: Heads that share a KV head.
     """
 
     sequence: np.ndarray
@@ -41,6 +42,7 @@ class WorkTiles:
     index: np.ndarray
     blocks: np.ndarray
     cycles: np.ndarray
+    group: int = 1
 
     def __len__(self) -> int:
         return len(self.cycles)
@@ -56,6 +58,7 @@ class WorkTiles:
             np.repeat(self.index, num_splits),
             blocks.ravel(),
             (blocks * per_block[:, None]).ravel(),
+            self.group,
         )
 
 
@@ -70,7 +73,8 @@ class Workload:
         flop: Of the attended scores; full tiles count whole, partial ones half.
         bytes_moved: Inputs read and outputs written once.
         combine_bytes: Partial results written and read again, for each split of the keys.
-        heads_in_section: Heads whose keys and values fit the L2 cache together.
+        kv_heads_in_section: KV heads whose keys and values fit the L2 cache together, or an array
+            with a number for each sequence.
     """
 
     rates: Rates
@@ -79,7 +83,7 @@ class Workload:
     flop: float
     bytes_moved: float
     combine_bytes: float = 0.0
-    heads_in_section: int = 1
+    kv_heads_in_section: int | np.ndarray = 1
 
 
 @attrs.frozen
@@ -105,27 +109,45 @@ class Estimate:
     memory_bound: bool
 
 
-def arrange(tiles: WorkTiles, schedule: Schedule, heads_in_section: int = 1) -> np.ndarray:
+def arrange(
+    tiles: WorkTiles, schedule: Schedule, kv_heads_in_section: int | np.ndarray = 1
+) -> np.ndarray:
     """The order in which tiles are handed out, as indices into `tiles`.
 
-    Sequences one after another; within one, sections of heads if the schedule has them; within
-    a section by the schedule's order, heads side by side (FlashAttention-4, section 3.3).
-    `batch_sorted` is longest first with the sequences sorted by their longest tile.
+    With sections: sequences one after another; within one, sections of heads whose keys and values
+    fit the cache; within a section by the schedule's order, heads side by side, so that all query
+    heads of a KV head come before the next tile (FlashAttention-4, section 3.3). Without: all tiles
+    by the schedule's order. `batch_sorted` is longest first within each sequence, the sequences
+    sorted by their longest tile.
+
+    Args:
+        tiles: In natural order.
+        schedule: Its order and sections.
+        kv_heads_in_section: KV heads of a section; an array has a number for each sequence.
     """
-    section = tiles.head // heads_in_section if schedule.l2_sections else np.zeros_like(tiles.head)
-    if schedule.order == "in_order":
-        if not schedule.l2_sections:
-            return np.arange(len(tiles))
-        return np.lexsort((tiles.head, tiles.index, section, tiles.sequence))
-    sign = 1 if schedule.order == "shortest_first" else -1
-    sequence = tiles.sequence
+    sequence, head = tiles.sequence, tiles.head
     if schedule.order == "batch_sorted" and len(tiles):
-        longest = np.zeros(int(sequence.max()) + 1)
-        np.maximum.at(longest, sequence, tiles.cycles)
-        rank = np.empty(len(longest), dtype=np.int64)
-        rank[np.argsort(-longest, kind="stable")] = np.arange(len(longest))
-        sequence = rank[sequence]
-    return np.lexsort((tiles.head, sign * tiles.cycles, section, sequence))
+        sequence = batch_rank(tiles)[sequence]
+    by_sequence = schedule.l2_sections or schedule.order == "batch_sorted"
+    outer = [sequence] if by_sequence else []
+    if schedule.l2_sections:
+        size = np.asarray(kv_heads_in_section) * tiles.group
+        outer.append(head // (size[tiles.sequence] if size.ndim else size))
+    if schedule.order == "in_order":
+        inner = [tiles.index, head] if schedule.l2_sections else [head, tiles.index]
+        return np.lexsort([*(outer or [sequence]), *inner][::-1])
+    time = tiles.cycles if schedule.order == "shortest_first" else -tiles.cycles
+    return np.lexsort([*outer, time, sequence, head][::-1])
+
+
+def batch_rank(tiles: WorkTiles) -> np.ndarray:
+    """The place of each sequence among all, sorted by the time of the longest tile, longest first;
+    sequences of one time stay in order."""
+    longest = np.full(int(tiles.sequence.max(initial=-1)) + 1, -1.0)
+    np.maximum.at(longest, tiles.sequence, tiles.cycles)
+    rank = np.empty(len(longest), np.int64)
+    rank[np.argsort(-longest, kind="stable")] = np.arange(len(longest))
+    return rank
 
 
 def loads(durations: np.ndarray, machines: int, source: Source) -> np.ndarray:
@@ -155,7 +177,7 @@ def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estima
     """
     rates, cost = workload.rates, workload.cost
     tiles = tiles.split(schedule.num_splits) if schedule.num_splits > 1 else tiles
-    order = arrange(tiles, schedule, workload.heads_in_section)
+    order = arrange(tiles, schedule, workload.kv_heads_in_section)
     durations = tiles.cycles[order] + cost.tile_cycles
     if schedule.source != "one_tile":
         durations = durations - cost.setup_cycles
@@ -223,10 +245,15 @@ def useful_splits(tiles: WorkTiles, machines: int) -> list[int]:
     return [2**i for i in range(1, int(math.log2(limit)) + 1)]
 
 
-def heads_in_section(l2_bytes: int, bytes_of_head: int) -> int:
+def kv_heads_in_section(l2_bytes: int, bytes_of_head: Sequence[int] | np.ndarray) -> np.ndarray:
     """Heads whose keys and values fit the L2 cache together, a power of two (at least one).
 
     Half of the cache is left to queries, outputs and what other SMs are ahead with.
+
+    Args:
+        l2_bytes: Size of the cache.
+        bytes_of_head: Keys and values of one head, for each sequence.
     """
-    fitting = l2_bytes // 2 // max(1, bytes_of_head)
-    return 1 << (fitting.bit_length() - 1) if fitting else 1
+    fitting = l2_bytes // 2 // np.maximum(1, np.asarray(bytes_of_head, np.int64))
+    exponent = np.frexp(np.maximum(1, fitting).astype(np.float64))[1] - 1
+    return np.left_shift(np.int64(1), exponent.astype(np.int64))

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from fa4core.plan import makespan, roofline
+from fa4core.plan.groups import any_of_group
 from fa4core.plan.makespan import Estimate, Workload, WorkTiles
 from fa4core.plan.problem import Problem
 from fa4core.plan.roofline import Terms, Work, work_of
@@ -21,7 +22,7 @@ from fa4core.plan.target import SM100, Target, TileShape, target
 from fa4core.plan.tiles import FULL, PARTIAL, TileMap, tile_map
 from fa4core.variant import Variant
 from primitives.exp import Exp
-from primitives.expr import Node, algebra, substitute
+from primitives.expr import Node
 from primitives.schedule import Schedule
 
 
@@ -165,7 +166,7 @@ class Plan:
         shape, p = self.backward_tile, self.problem
         across = self._map(self.variant.graph.mask, shape.q, shape.k * shape.ctas).transpose()
         costs = self._block_cycles(backward=True)
-        tiles = _work_tiles(across, p.heads_q, costs)
+        tiles = _work_tiles(across, p.heads_q, costs, p.group)
         schedules = makespan.candidates(False, self._orders_differ)
         return [makespan.simulate(tiles, s, workload) for s in schedules]
 
@@ -174,8 +175,9 @@ class Plan:
         rows = shape.q * shape.stages
         costs = self._block_cycles(backward=False)
         if not packed:
-            return _work_tiles(self._map(self.variant.graph.mask, rows, shape.k), p.heads_q, costs)
-        mask = _of_group(self.variant.graph.mask, p.group)
+            across = self._map(self.variant.graph.mask, rows, shape.k)
+            return _work_tiles(across, p.heads_q, costs, p.group)
+        mask = any_of_group(self.variant.graph.mask, p.group)
         across = self._map(mask, max(1, rows // p.group), shape.k, heads=p.heads_kv)
         return _work_tiles(across, p.heads_kv, costs)
 
@@ -207,7 +209,6 @@ class Plan:
         moved = queries * (p.head_dim + p.head_dim_v) * size + keys
         passes = 3 if backward else 1  # read again, with gradients read or written beside them
         ctas = self.backward_tile.ctas if backward else 1
-        longest = max(p.seqlens_k, default=0)
         return Workload(
             rates=rates,
             cost=self._cost(backward),
@@ -215,8 +216,8 @@ class Plan:
             flop=self.attended * per_score * (2.5 if backward else 1),
             bytes_moved=moved * passes,
             combine_bytes=2 * queries * (p.head_dim_v + 1) * 4,
-            heads_in_section=makespan.heads_in_section(
-                rates.l2_bytes, longest * (p.head_dim + p.head_dim_v) * size
+            kv_heads_in_section=makespan.kv_heads_in_section(
+                rates.l2_bytes, np.asarray(p.seqlens_k) * ((p.head_dim + p.head_dim_v) * size)
             ),
         )
 
@@ -235,7 +236,7 @@ class Plan:
     def _keys_read(self) -> int:
         """Keys, over all KV heads, that any query of their group attends to."""
         p = self.problem
-        mask = _of_group(self.variant.graph.mask, p.group)
+        mask = any_of_group(self.variant.graph.mask, p.group)
         shape = self.forward_tile
         across = self._map(mask, shape.q, shape.k, heads=p.heads_kv).transpose()
         lengths = np.repeat(p.seqlens_k, [across.tiles_q(b) * p.heads_kv for b in range(p.batch)])
@@ -282,15 +283,6 @@ def plan(
     return Plan(variant, problem, target(on), tuple(stride_classes))
 
 
-def _of_group(mask: Node, group: int) -> Node:
-    """The mask of a KV head: whether any query head of its group attends."""
-    if group == 1 or "h" not in mask.free:
-        return mask
-    head = algebra.var("h")
-    heads = [algebra.add(algebra.mul(head, group), i) for i in range(group)]
-    return algebra.logical_or(*(substitute([mask], {head: h})[0] for h in heads))
-
-
 def _indices(tiles: TileMap, heads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sequence, head and index of every work tile in the order of `TileMap.lengths`."""
     rows = [tiles.tiles_q(b) for b in range(tiles.batch)]
@@ -301,7 +293,9 @@ def _indices(tiles: TileMap, heads: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return sequence, np.concatenate(empty + head), np.concatenate(empty + index)
 
 
-def _work_tiles(tiles: TileMap, heads: int, cycles: tuple[float, float]) -> WorkTiles:
+def _work_tiles(
+    tiles: TileMap, heads: int, cycles: tuple[float, float], group: int = 1
+) -> WorkTiles:
     partial, full = tiles.lengths(PARTIAL), tiles.lengths(FULL)
     cost = partial * cycles[0] + full * cycles[1]
-    return WorkTiles(*_indices(tiles, heads), partial + full, cost)
+    return WorkTiles(*_indices(tiles, heads), partial + full, cost, group)

@@ -5,15 +5,15 @@ Used by `explain` (for `str`) and by the command line.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, get_args
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fa4core import console
+from fa4core.console import facts, section
 from fa4core.plan.makespan import Estimate, best
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL
 from primitives.expr import pretty
@@ -22,7 +22,6 @@ from primitives.schedule import Order, Schedule
 if TYPE_CHECKING:
     from fa4core.plan.explain import Choice, Explanation
 
-WIDTH = 100
 ORDER_TITLES = {
     "in_order": "in order",
     "longest_first": "longest first",
@@ -33,42 +32,24 @@ ORDER_TITLES = {
 
 def plain(explanation: Explanation) -> str:
     """The report as text of at most 100 columns, without colours."""
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, force_terminal=False)
-    console.print(Group(*renderables(explanation)))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return console.plain(*renderables(explanation))
 
 
 def renderables(explanation: Explanation) -> Iterator[RenderableType]:
     """The report, section by section."""
-    yield from _section("Variant", _variant(explanation))
-    yield from _section("Call", _call(explanation))
-    yield from _section("Tiles", _tiles(explanation))
+    yield from section("Variant", _variant(explanation))
+    yield from section("Call", _call(explanation))
+    yield from section("Tiles", _tiles(explanation))
     if explanation.forward:
-        yield from _section(
+        yield from section(
             "Roofline: cycles of an SM for one block; the unit that binds is in brackets",
             _roofline(explanation),
         )
-        yield from _section("Schedule: modelled forward time", _schedules(explanation))
-        yield from _section("", _cost(explanation))
-    yield from _section("Run-time arguments", _arguments(explanation))
+        yield from section("Schedule: modelled forward time", _schedules(explanation))
+        yield from section("", _cost(explanation))
+    yield from section("Run-time arguments", _arguments(explanation))
     if explanation.warnings:
-        yield from _section("Warnings", _warnings(explanation))
-
-
-def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
-    if title:
-        yield Text(title, style="bold cyan")
-    yield Padding(body, (0, 0, 1, 2))
-
-
-def _facts(rows: list[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in rows:
-        table.add_row(label, Text(value))
-    return table
+        yield from section("Warnings", _warnings(explanation))
 
 
 def _variant(e: Explanation) -> Table:
@@ -87,7 +68,7 @@ def _variant(e: Explanation) -> Table:
     rows.append(("exponentials", share + ("" if v.exp else " (the target's default)")))
     default = "" if v.rescale_threshold is not None else " (the target's default)"
     rows.append(("rescaling", f"when the maximum grows by 2^{e.plan.rescale_threshold:g}{default}"))
-    return _facts(rows)
+    return facts(rows)
 
 
 def _call(e: Explanation) -> Table:
@@ -111,7 +92,7 @@ def _call(e: Explanation) -> Table:
         ("tiles", f"forward {e.plan.forward_tile}, backward {e.plan.backward_tile}"),
         ("compile key", e.plan.digest),
     ]
-    return _facts(rows)
+    return facts(rows)
 
 
 def _paths(e: Explanation) -> list[tuple[str, str]]:
@@ -148,7 +129,7 @@ def _tiles(e: Explanation) -> Table:
         )
     ]
     rows.append(("rows with no key", str(e.empty_rows)))
-    return _facts(rows)
+    return facts(rows)
 
 
 def _roofline(e: Explanation) -> Table:
@@ -205,7 +186,7 @@ def _cost(e: Explanation) -> Table:
         rows.append(("forward", f"{_estimate(e.best)}; {_choices(e.best.schedule)} ({chosen})"))
     backward = best(e.backward)
     rows.append(("backward", f"{_estimate(backward)}; {_choices(backward.schedule)}"))
-    return _facts(rows)
+    return facts(rows)
 
 
 def _estimate(x: Estimate) -> str:
@@ -232,7 +213,7 @@ def duration(seconds: float) -> str:
 
 
 def _arguments(e: Explanation) -> Table:
-    return _facts(list(e.arguments) or [("", "q, k and v only")])
+    return facts(list(e.arguments) or [("", "q, k and v only")])
 
 
 def _warnings(e: Explanation) -> Table:

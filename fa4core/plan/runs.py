@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from fa4core.plan.classify import Rectangles
-from fa4core.plan.kinds import EMPTY
+from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 
 
 @attrs.frozen(eq=False)
@@ -25,8 +25,13 @@ class Runs:
     kind: np.ndarray
 
 
-def _assemble(
-    row: np.ndarray, start: np.ndarray, end: np.ndarray, kind: np.ndarray, rows: int
+def assemble(
+    row: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    kind: np.ndarray,
+    rows: int,
+    dtype: type = np.int8,
 ) -> Runs:
     """Runs from pieces in order of row and start, adjacent pieces of one kind joined."""
     joins = (row[1:] == row[:-1]) & (kind[1:] == kind[:-1]) & (start[1:] == end[:-1])
@@ -37,8 +42,62 @@ def _assemble(
         pointer,
         start[first].astype(np.int32),
         end[last].astype(np.int32),
-        kind[first].astype(np.int8),
+        kind[first].astype(dtype),
     )
+
+
+def side_by_side(
+    runs: Runs, first_row: np.ndarray, columns: np.ndarray, ragged: np.ndarray, side: int
+) -> tuple[np.ndarray, Runs]:
+    """Rows in groups of `side`: the runs that any of them visits, see `TileMap.side_by_side`.
+
+    Args:
+        runs: Of all stored maps; those of map `g` begin at row `first_row[g]`.
+        columns: Of each map.
+        ragged: Whether the last column of each map is cut short.
+        side: Rows of a group.
+
+    Returns:
+        Where the groups of each map begin, and their runs.
+    """
+    rows = np.diff(first_row)
+    first = np.concatenate([[0], np.cumsum(-(-rows // side))])
+    of_row = np.repeat(np.arange(len(rows)), rows)
+    within = np.arange(len(of_row)) - first_row[of_row]
+    visits = np.diff(runs.pointer)
+    group = np.repeat(first[of_row] + within // side, visits)
+    value = runs.kind.astype(np.int64) << np.repeat(within % side * 2, visits)
+    of_group = np.repeat(np.arange(len(rows)), np.diff(first))
+    cut = np.flatnonzero(ragged[of_group] & (columns[of_group] > 0))
+    # what all rows of a group visit together changes where any row's runs begin or end
+    key = np.concatenate(
+        [group << 32 | runs.start, group << 32 | runs.end, cut << 32 | columns[of_group[cut]] - 1]
+    )
+    change = np.concatenate([value, -value, np.zeros(len(cut), np.int64)])
+    order = np.argsort(key, kind="stable")
+    key, kinds = key[order], np.cumsum(change[order])
+    last = np.flatnonzero(np.append(key[1:] != key[:-1], True)[: len(key)])
+    key, kinds = key[last], kinds[last]
+    group, start = key >> 32, key & 0xFFFFFFFF
+    end = np.append(start[1:], 0)[: len(start)]
+    seen = kinds != 0
+    group, start, end, kinds = group[seen], start[seen], end[seen], kinds[seen]
+    of = of_group[group]
+    there = rows[of] - (group - first[of]) * side  # rows of the group that exist
+    short = ragged[of] & (start == columns[of] - 1)
+    packed = _packed(kinds, there, short, side)
+    return first, assemble(group, start, end, packed, int(first[-1]), np.int32)
+
+
+def _packed(kinds: np.ndarray, there: np.ndarray, short: np.ndarray, side: int) -> np.ndarray:
+    """Kinds of columns that are visited: rows that don't need one have a false mask there, rows
+    that don't exist need none, and nothing is FULL where the last column is cut short."""
+    packed = np.zeros_like(kinds)
+    for t in range(side):
+        kind = kinds >> 2 * t & 3
+        kind = np.where(kind == EMPTY, np.where(t < there, PARTIAL, FULL), kind)
+        packed |= np.where(short & (kind == FULL), PARTIAL, kind) << 2 * t
+    return packed
 
 
 def merge(rectangles: Rectangles, first_row: np.ndarray) -> Runs:
@@ -50,7 +109,7 @@ def merge(rectangles: Rectangles, first_row: np.ndarray) -> Runs:
     start = rectangles.j[piece]
     order = np.argsort(row << 32 | start)
     piece = piece[order]
-    return _assemble(
+    return assemble(
         row[order],
         start[order],
         rectangles.j_end[piece],
@@ -74,7 +133,7 @@ def transpose(runs: Runs, first_row: np.ndarray, first_column: np.ndarray) -> Ru
     group = np.searchsorted(first_column, column, side="right") - 1
     end[last] = np.diff(first_row)[group[last]]
     keep = kind != EMPTY
-    return _assemble(column[keep], row[keep], end[keep], kind[keep], int(first_column[-1]))
+    return assemble(column[keep], row[keep], end[keep], kind[keep], int(first_column[-1]))
 
 
 def _changes(

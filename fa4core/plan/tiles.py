@@ -18,7 +18,7 @@ from fa4core.plan.boxes import VARIABLES, Analysis, Groups, group_values
 from fa4core.plan.classify import Rectangles, classify
 from fa4core.plan.kinds import EMPTY, FULL, PARTIAL
 from fa4core.plan.resolve import Budget
-from fa4core.plan.runs import Runs, merge, transpose
+from fa4core.plan.runs import Runs, merge, side_by_side, transpose
 from primitives.expr import Node
 
 __all__ = ["EMPTY", "FULL", "PARTIAL", "TileMap", "tile_map"]
@@ -92,6 +92,11 @@ class TileMap:
             np.subtract.at(kinds, (row, end), kind)
         return np.cumsum(kinds, axis=1, dtype=np.int8)[:, :columns]
 
+    @property
+    def stored_map(self) -> np.ndarray:
+        """(batch, heads): number of the map that a sequence and head use; equal ones share one."""
+        return self._group
+
     def counts(self) -> dict[int, int]:
         """How many (query tile, key tile) pairs are of each kind, over all batch and heads."""
         uses = np.bincount(self._group.reshape(-1), minlength=len(self._first_row) - 1)
@@ -120,6 +125,26 @@ class TileMap:
         first = self._first_row
         parts = [per_row[first[g] : first[g + 1]] for g in self._group.reshape(-1)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    def side_by_side(self, side: int) -> tuple[np.ndarray, Runs]:
+        """Key tiles that `side` query tiles next to each other visit together.
+
+        A key tile that only some of them need is PARTIAL for the others: their mask is false there.
+        The last key tile is never FULL where the sequence ends inside it. Query tiles behind the
+        last one, which only fill up a group, are FULL elsewhere: no mask is evaluated for them.
+
+        Returns:
+            The first row of every batch entry and head, (batch, heads), and the runs of all rows,
+            one for each group of query tiles; bits `2 t` and `2 t + 1` are the kind of the group's
+            query tile `t`. Heads and batch entries with the same map share rows.
+        """
+        maps = len(self._first_row) - 1
+        columns, ragged = np.zeros(maps, np.int64), np.zeros(maps, bool)
+        lengths = np.asarray(self.seqlens_k, np.int64)
+        columns[self._group] = -(-lengths // self.tile_k)[:, None]
+        ragged[self._group] = (lengths % self.tile_k != 0)[:, None]
+        first, runs = side_by_side(self._runs, self._first_row, columns, ragged, side)
+        return first[self._group], runs
 
     def transpose(self) -> TileMap:
         """The same map seen from the keys: for every key tile, the query tiles to visit.

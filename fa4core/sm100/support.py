@@ -32,14 +32,10 @@ def _schedule(program: Program) -> str | None:
     s = program.schedule
     if s is None:
         return None
-    if s.coordinates != "heads":
-        return f"schedule coordinates={s.coordinates!r} is not supported yet; use 'heads'"
-    if s.source == "dynamic":
-        return "schedule source='dynamic' is not supported yet; use 'one_tile' or 'persistent'"
+    if s.coordinates == "split_kv":
+        return "schedule coordinates='split_kv' is not supported yet; use 'heads' or 'packed_gqa'"
     if s.order == "batch_sorted":
         return "schedule order='batch_sorted' is not supported yet; use 'longest_first'"
-    if s.l2_sections:
-        return "a schedule with l2_sections is not supported yet; pass l2_sections=False"
     return None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import click
 import torch
-from kernels import clusters, elementwise, pipelines, reduction, tma, warp_mma
+from kernels import clusters, elementwise, pipelines, reduction, tensor_cores, tma, warp_mma
 from kernels.case import Case, Tensors, view
 from kernels.case import run as emulate
 from suite import CASES
@@ -35,7 +35,7 @@ def hopper_cases() -> list[Case]:
         for case in module.CASES
         if case.target == "sm100" and not case.name.startswith(BLACKWELL)
     ]
-    return [case for case in CASES if case.target == "sm90"] + portable
+    return [case for case in CASES if case.target == "sm90"] + portable + tensor_cores.CASES
 
 
 def run_on_gpu(case: Case) -> tuple[Tensors, Tensors]:

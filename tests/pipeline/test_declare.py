@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fa4core.console import plain
 from fa4core.pipeline.declare import DoesNotFit, How, Limits, Pipeline, Region, Role, Signal
-from fa4core.pipeline.layout import describe, place
+from fa4core.pipeline.layout import place
+from fa4core.pipeline.show import renderables
 
 ROLES = (Role("work", 0, 4, copies=2), Role("issue", 8, 1, registers=48))
 
@@ -77,6 +79,7 @@ def test_alignment_and_printout() -> None:
         smem=(Region("a", 10), Region("b", 100, stages=2, align=64)),
         limits=Limits(smem_bytes=320),
     )
-    text = describe(declared)
-    assert "work (warps) + issue (commit) -> issue" in text
+    text = plain(*renderables(declared))
+    assert "work (warps), issue (commit)" in text
+    assert "of 320 bytes" in text
     assert place(declared.smem, 320, "bytes")["b"].offset == 64

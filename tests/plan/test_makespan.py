@@ -113,11 +113,25 @@ def test_batch_sorted_starts_with_the_longest_sequence():
     assert list(arrange(tiles, Schedule("heads", "one_tile", "longest_first"))) == [0, 1, 2, 3]
 
 
+def test_without_sections_all_sequences_are_sorted_together():
+    tiles = tiles_of([1, 3, 2], batch=2)
+    longest = Schedule("heads", "one_tile", "longest_first", l2_sections=False)
+    assert list(arrange(tiles, longest)) == [1, 4, 2, 5, 0, 3]
+    assert list(arrange(tiles, attrs.evolve(longest, order="shortest_first"))) == [0, 3, 2, 5, 1, 4]
+
+
+def test_sections_are_of_kv_heads_and_may_differ_by_sequence():
+    tiles = attrs.evolve(tiles_of([1, 2], heads=4, batch=2), group=2)
+    longest = Schedule("heads", "one_tile", "longest_first")
+    first = [1, 3, 0, 2, 5, 7, 4, 6]  # two query heads of a KV head at a time
+    second = [9, 11, 13, 15, 8, 10, 12, 14]  # all four
+    assert list(arrange(tiles, longest, np.array([1, 2]))) == first + second
+
+
 def test_sections_fit_the_cache():
     head = 8192 * 256 * 2
-    assert makespan.heads_in_section(126 << 20, head) == 8
-    assert makespan.heads_in_section(50 << 20, head) == 4
-    assert makespan.heads_in_section(50 << 20, 1 << 40) == 1
+    assert list(makespan.kv_heads_in_section(126 << 20, [head, 1 << 40])) == [8, 1]
+    assert list(makespan.kv_heads_in_section(50 << 20, [head, 1 << 40])) == [4, 1]
 
 
 def test_longest_first_helps_causal():

@@ -10,11 +10,11 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
+from emulated import execute
+
 from fa4core import Variant, attention
-from fa4core.emulator.session import emulator
-from fa4core.sm100.forward import launch
-from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
-from fa4core.testing.check import by_backend
+from fa4core.compile import statistics
+from fa4core.testing import LayoutSpec, Shape
 
 FIXED, SEQUSED, VARLEN = LayoutSpec(), LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 
@@ -24,18 +24,6 @@ SHAPES = {
     "padded": (Shape((300, 0, 5, 140), (257, 40, 0, 128), 2, 1, 64, 64), SEQUSED),
     "packed": (Shape((130, 0, 260), (300, 100, 1), 2, 2, 64, 64), VARLEN),
 }
-
-
-def execute(
-    variant: str, shape: Shape, layout: LayoutSpec = FIXED, *, dtype: str = "bfloat16",
-    seed: int = 0, num_sms: int = 2, scale: float | None = None, **rest,
-) -> None:  # fmt: skip
-    """Run a case in the emulator and compare output, LSE and row maximum with the oracle."""
-    case = Case(variant, shape, layout, dtype=dtype, seed=seed, **rest)
-    inputs = case.inputs()
-    with emulator(target="sm100", seed=seed, detect="all", num_sms=num_sms, record=False):
-        results = run(by_backend("emulator"), inputs, scale=scale, backward=False)
-    assert_close_to_oracle(results, inputs, scale=scale, context=str(case))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -91,10 +79,10 @@ def test_captured_tables_of_any_layout_share_a_kernel() -> None:
         "normal(1, 1, 140).detach().expand(130, 140)",
         "normal(1, 130, 280).detach()[:, 1::2]",
     )
-    compiled = launch._compiled.cache_info().misses
+    compiled = statistics().kernels
     for table in tables:
         execute(f"Variant(score=score.dense_bias({table}))", shape)
-    assert launch._compiled.cache_info().misses == compiled + 1
+    assert statistics().kernels == compiled + 1
 
 
 @pytest.mark.parametrize("fraction", [0.25, 1.0])
@@ -129,8 +117,7 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
     refused("head dim 20", *small(d=20))
     refused("head dim of v 264", *small(d_v=264))
     refused("split_kv", *small(), variant=Variant(schedule=split_kv(2)))
-    refused("dynamic", *small(), variant=Variant(schedule=Schedule(source="dynamic")))
-    refused("l2_sections", *small(), variant=Variant(schedule=Schedule()))
+    refused("batch_sorted", *small(), variant=Variant(schedule=Schedule(order="batch_sorted")))
     q, k, v = small(d=64)
     refused("contiguous", q.expand(1, 20, 4, 64), k, v)
     refused("contiguous", torch.randn(1, 20, 1, 128, dtype=q.dtype)[..., ::2], k, v)
@@ -154,7 +141,7 @@ def test_schedules_change_the_order_only() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 300, 2, 64, dtype=torch.bfloat16) for _ in range(3))
     results = []
-    for source in ("one_tile", "persistent"):
+    for source in ("one_tile", "persistent", "dynamic"):
         for order in ("in_order", "shortest_first"):
             chosen = Variant(schedule=Schedule(source=source, order=order, l2_sections=False))
             results.append(attention(q, k, v, chosen, backend="emulator"))

@@ -8,8 +8,10 @@ import pytest
 
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, tile_map
-from fa4core.sm100.forward.work import Item, Run, tables
+from fa4core.sm100.forward.tables import tables
+from fa4core.sm100.forward.work import Item, Run
 from primitives import mask
+from primitives.schedule import Schedule
 
 MASKS = {
     "full": mask.full(),
@@ -25,7 +27,7 @@ def test_runs_cover_what_the_maps_visit(name: str, side: int) -> None:
     lengths = (700, 0, 256), (600, 300, 512)
     problem = Problem(3, 2, 1, 64, 64, *lengths)
     tiles = tile_map(MASKS[name].expr, batch=3, heads=2, seqlens_q=lengths[0], seqlens_k=lengths[1])
-    items, runs = tables(problem, tiles, side)
+    items, runs = tables(problem, tiles, side, Schedule())
     seen = set()
     for row in items.tolist():
         item = Item(*row)
@@ -59,5 +61,5 @@ def test_order_is_by_the_number_of_blocks() -> None:
         ("longest_first", [8, 6, 4, 2]),
         ("shortest_first", [2, 4, 6, 8]),
     ):
-        items, _ = tables(problem, tiles, 2, order)
+        items, _ = tables(problem, tiles, 2, Schedule(order=order))
         assert items[:, column].tolist() == expected

@@ -109,19 +109,22 @@ def _patch_tensors(patches: Patches, exported: Callable[[torch.Tensor], None]) -
     )  # a C table that knows the true device
 
 
-def _patch_calls(patches: Patches, finish: Callable[[], None]) -> None:
+def visible(argument: Any) -> Any:
+    """An argument of a TVM-FFI function with its tensors in the form that kernels see."""
     import tvm_ffi
+
+    if isinstance(argument, torch.Tensor):
+        return tvm_ffi.from_dlpack(argument)
+    if isinstance(argument, tuple) and hasattr(argument, "_fields"):
+        return type(argument)(*map(visible, argument))
+    if isinstance(argument, tuple | list):
+        return type(argument)(map(visible, argument))
+    return argument
+
+
+def _patch_calls(patches: Patches, finish: Callable[[], None]) -> None:
     from cutlass.base_dsl.jit_executor import JitExecutor
     from cutlass.cutlass_dsl import cuda_jit_executor, tvm_ffi_provider
-
-    def visible(argument: Any) -> Any:
-        if isinstance(argument, torch.Tensor):
-            return tvm_ffi.from_dlpack(argument)
-        if isinstance(argument, tuple) and hasattr(argument, "_fields"):
-            return type(argument)(*map(visible, argument))
-        if isinstance(argument, tuple | list):
-            return type(argument)(map(visible, argument))
-        return argument
 
     def finishing(original: Callable[..., Any], convert: bool) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:

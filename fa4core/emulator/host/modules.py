@@ -17,9 +17,13 @@ _BY_IMAGE: dict[int, tuple[bytes, str]] = {}
 
 def remember(compiled: Any) -> None:
     """Observer of compilations (`dsl_settings(observer=...)`)."""
-    cubin, ptx = compiled.__cubin__, compiled.__ptx__
-    if cubin and ptx:
-        _BY_CUBIN[bytes(cubin)] = ptx
+    if compiled.__cubin__ and compiled.__ptx__:
+        know(bytes(compiled.__cubin__), compiled.__ptx__)
+
+
+def know(cubin: bytes, ptx: str) -> None:
+    """Say which PTX a machine code was made from."""
+    _BY_CUBIN[cubin] = ptx
 
 
 def ptx_of(image: int) -> str:
@@ -38,5 +42,6 @@ def ptx_of(image: int) -> str:
             return ptx
     raise RuntimeError(
         "a kernel was launched that was not compiled while the emulator listened: compile it "
-        "inside `with emulator(...)` or with `compile_for_emulator`, not from a disk cache"
+        "inside `with emulator(...)` or with `compile_for_emulator`; the DSL's own disk cache does "
+        "not keep its PTX"
     )

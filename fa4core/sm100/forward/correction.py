@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import tcgen05
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
+from fa4core.sm100.forward.rows import row_of
 from fa4core.sm100.forward.spec import TILE, Spec
 
 LN2 = math.log(2.0)
@@ -96,7 +97,7 @@ class CorrectionWork(Fixed):
     @touches(lambda item, t, rows: (reads("o", t),))
     def finish(self, item: Any, t: int, rows: tuple) -> None:
         """Normalise and write the row."""
-        row = self._row(item, t)
+        row = row_of(self.spec, item, t, self.thread)
         total, applied, highest = rows
         part, base = self._join(item, row, applied)
         whole = total * part
@@ -111,13 +112,10 @@ class CorrectionWork(Fixed):
     @touches(lambda item, t: ())
     def finish_empty(self, item: Any, t: int) -> None:
         """Write the row of a query tile with nothing to attend to."""
-        row = self._row(item, t)
+        row = row_of(self.spec, item, t, self.thread)
         _write_zeros(self, item, row)
         lse = cutlass.Float32(NEVER)
         self._write_statistics(item, row, self._lse(item, row, lse, lse), cutlass.Float32(NEVER))
-
-    def _row(self, item: Any, t: int) -> Any:
-        return (item.tile * self.spec.tiles + t) * TILE + self.thread
 
     def _join(self, item: Any, row: Any, applied: Any) -> tuple[Any, Any]:
         """The factor of everything accumulated, and the maximum that the result is relative to."""
@@ -140,8 +138,8 @@ class CorrectionWork(Fixed):
 
 @cute.jit
 def _write_row(to: cute.Tensor, item: Any, row: Any, value: Any):
-    if row < item.seqlen_q:
-        to[item.start_q + row, item.h, item.b_q] = value
+    if row.query < item.seqlen_q:
+        to[item.start_q + row.query, row.head, item.b_q] = value
 
 
 def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, Any, Any]:
@@ -199,12 +197,12 @@ def _write_zeros(work: Any, item: Any, row: Any):
 
 @cute.jit
 def _write_columns(work: Any, item: Any, row: Any, column: cutlass.Constexpr, values: cute.Tensor):
-    if row < item.seqlen_q:
+    if row.query < item.seqlen_q:
         for i in cutlass.range_constexpr(0, WIDTH, 8):
             if cutlass.const_expr(column + i < work.spec.head_dim_v):
                 eight = cute.make_rmem_tensor(cute.make_layout(8), work.out.element_type)
                 for n in cutlass.range_constexpr(8):
                     eight[n] = values[i + n].to(work.out.element_type)
-                place = work.out[item.start_q + row, None, item.h, item.b_q]
+                place = work.out[item.start_q + row.query, None, row.head, item.b_q]
                 target = cute.local_tile(place, (8,), ((column + i) // 8,))
                 cute.autovec_copy(eight, target)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
@@ -14,15 +15,18 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from fa4core.pipeline.device import Barriers, role_of, thread_of
 from fa4core.pipeline.endpoint import Ends
+from fa4core.sm100.forward import views
 from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
-from fa4core.sm100.forward.source import Stride
+from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.work import Plan
+from fa4core.sm100.umma import InShared, Instruction
 
+_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
 
@@ -31,14 +35,13 @@ class Products:
 
     def __init__(self, spec: Spec):
         self.spec = spec
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
+        self.dtype = _DTYPES[spec.dtype]
         self.qk_tile, self.pv_tile = (TILE, TILE, spec.d), (TILE, spec.d_v, TILE)
         qk, pv = self.qk(), self.pv()
         self.q_layout = sm100.make_smem_layout_a(qk, self.qk_tile, self.dtype, spec.tiles)
         k = sm100.make_smem_layout_b(qk, self.qk_tile, self.dtype, spec.kv_stages)
         v = sm100.make_smem_layout_b(pv, self.pv_tile, self.dtype, spec.kv_stages)
         self.k_layout, self.v_layout = self._in_ring(k), self._in_ring(v)
-        self.p_layout = sm100.make_smem_layout_a(pv, self.pv_tile, self.dtype, 1)
 
     def qk(self) -> cute.TiledMma:
         return self._mma(K_MAJOR, self.qk_tile)
@@ -99,29 +102,36 @@ def forward_kernel(
     if thread == 0:
         barriers.initialise()
     cute.arch.mbarrier_init_fence()
+    _clear_idle_rows(memory, spec, thread)
     if warp == allocator:
         cute.arch.alloc_tmem(spec.tmem_columns, address)
     cute.arch.sync_threads()
     tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    plan = Plan(items, runs, cute.size(items, mode=[0]), lambda ends: Stride(first, step))
+    answers = Answers(_at(memory, spec, "answers", cutlass.Int128), cute.size(items, mode=[0]))
+    source = queue(first, lambda ends: answers) if spec.dynamic else stride(first, step)
+    plan = Plan(items, runs, answers.count, source)
     mods = Mods(spec, captured)
-    qk, pv = products.qk(), products.pv()
 
     is_load, _ = role_of(pipeline, "load", warp)
     is_mma, _ = role_of(pipeline, "mma", warp)
+    is_scheduler, _ = role_of(pipeline, "scheduler", warp)
     is_spare, _ = role_of(pipeline, "spare", warp)
     is_softmax, t = role_of(pipeline, "softmax", warp)
     is_correction, _ = role_of(pipeline, "correction", warp)
     if is_load:
         cute.arch.setmaxregister_decrease(registers["load"])
         operands = {
-            "q": (load_q, q, s_q, qk.get_slice(0).partition_A),
-            "k": (load_k, k, s_k, qk.get_slice(0).partition_B),
-            "v": (load_v, v, s_v, pv.get_slice(0).partition_B),
+            "q": (load_q, q, _panels(memory, spec, "q", views.q_rows(spec), spec.d)),
+            "k": (load_k, k, _panels(memory, spec, "kv", (TILE,), spec.d)),
+            "v": (load_v, v, _panels(memory, spec, "kv", (TILE,), spec.d_v)),
         }
         load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+    if is_scheduler:
+        cute.arch.setmaxregister_decrease(registers["scheduler"])
+        if cutlass.const_expr(spec.dynamic):
+            scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
     if is_spare:
         cute.arch.setmaxregister_decrease(registers["spare"])
     if is_mma:
@@ -160,6 +170,36 @@ def _operand(
     return cute.make_tensor(pointer, layout.outer)
 
 
+def _panels(
+    memory: cute.Pointer, spec: Spec, name: str, rows: tuple[int, ...], columns: int
+) -> cute.Tensor:
+    """A region's tiles as TMA fills them; the last mode is the stage."""
+    region, layout = spec.smem[name], views.box(rows, columns)
+    dtype = _DTYPES[spec.dtype]
+    stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
+    pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns), dtype=dtype)
+    return cute.make_tensor(pointer, cute.append(layout, stages))
+
+
+def _clear_idle_rows(memory: cute.Pointer, spec: Spec, thread: Any) -> None:
+    """Zeros in the rows of Q that no load ever fills: there are some where 128 % packed != 0."""
+    width, idle = views.panel(spec.d), TILE - spec.rows
+    words = idle * width * 2 // 4
+    for t in range(spec.tiles if idle else 0):
+        for first in range(0, TILE * spec.d, TILE * width):
+            behind = spec.smem["q"].at(t) + (first + spec.rows * width) * 2
+            _clear(cute.recast_ptr(memory + behind, dtype=cutlass.Int32), words, spec, thread)
+    if idle:
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def _clear(words: cute.Pointer, count: cutlass.Constexpr, spec: cutlass.Constexpr, thread: Any):
+    to = cute.make_tensor(words, cute.make_layout(count))
+    for i in range(thread, count, spec.pipeline.threads):
+        to[i] = 0
+
+
 def _columns(spec: Spec, tmem: cute.Pointer, name: str) -> Any:
     """Where each tile's stage of a region of tensor memory is."""
     return lambda t: tmem + spec.tmem[name].at(t)
@@ -167,46 +207,19 @@ def _columns(spec: Spec, tmem: cute.Pointer, name: str) -> Any:
 
 def _mma_work(spec: Spec, products: Products, tmem: cute.Pointer, q, k, v) -> MmaWork:
     qk, pv = products.qk(), products.pv()
-    tiles = range(spec.tiles)
-    s_layout = qk.make_fragment_C(qk.partition_shape_C(products.qk_tile[:2])).layout
-    o_layout = pv.make_fragment_C(pv.partition_shape_C(products.pv_tile[:2])).layout
-    s_at, p_at, o_at = (_columns(spec, tmem, name) for name in ("s", "p", "o"))
-    # the fragment's own pointer has lost where tensor memory was allocated
-    fragment = pv.make_fragment_A(cute.make_tensor(tmem, products.p_layout.outer))
-    p_layout = fragment[(None, None, None, 0)].layout
+    s, p, o = (
+        [(tmem + spec.tmem[name].at(t)).toint() for t in range(spec.tiles)]
+        for name in ("s", "p", "o")
+    )
     return MmaWork(
         spec,
-        products.qk,
-        products.pv,
-        qk.make_fragment_A(q),
-        qk.make_fragment_B(k),
-        pv.make_fragment_B(v),
-        [cute.make_tensor(s_at(t), s_layout) for t in tiles],
-        [cute.make_tensor(cute.recast_ptr(p_at(t), dtype=products.dtype), p_layout) for t in tiles],
-        [cute.make_tensor(o_at(t), o_layout) for t in tiles],
-    )
-
-
-def _shifted(tensor: cute.Tensor, order: tuple[int, int, int, int]) -> cute.Tensor:
-    """(batch, rows, heads, d) as modes in `order` and a last one, which shifts rows.
-
-    See `load`: rows and shift have one stride, and the pointer is moved back by all rows.
-    """
-    shape = [tensor.shape[i] for i in order] + [2 * tensor.shape[1] + 1]
-    stride = [tensor.stride[i] for i in order] + [tensor.stride[1]]
-    back = cutlass.Int64(tensor.shape[1]) * cutlass.Int64(tensor.stride[1])
-    back = cute.assume(back, divby=8)
-    return cute.make_tensor(
-        tensor.iterator - back, cute.make_layout(tuple(shape), stride=tuple(stride))
-    )
-
-
-def _by_rows(out: cute.Tensor) -> cute.Tensor:
-    """(batch, rows, heads, d) as (rows, d, heads, batch), every row at a multiple of 16 bytes."""
-    order = (1, 3, 2, 0)
-    shape = tuple(out.shape[i] for i in order)
-    stride = tuple(1 if i == 3 else cute.assume(out.stride[i], divby=8) for i in order)
-    return cute.make_tensor(out.iterator, cute.make_layout(shape, stride=stride))
+        Instruction(TILE, TILE, products.dtype, K_MAJOR),
+        Instruction(TILE, spec.d_v, products.dtype, MN_MAJOR),
+        InShared(qk.make_fragment_A(q)),
+        InShared(qk.make_fragment_B(k)),
+        InShared(pv.make_fragment_B(v)),
+        s, p, o,
+    )  # fmt: skip
 
 
 @cute.jit
@@ -222,30 +235,26 @@ def forward(
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
+    stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
     heads, rows); items and runs: see `work.tables`."""
-    products = Products(spec)
-    qk, pv = products.qk(), products.pv()
     by_tma = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
 
-    load_q, g_q = cute.nvgpu.make_tiled_tma_atom_A(
-        by_tma, _shifted(q, (1, 3, 2, 0)), cute.select(products.q_layout, [0, 1, 2]),
-        products.qk_tile, qk,
-    )  # fmt: skip
-    load_k, g_k = cute.nvgpu.make_tiled_tma_atom_B(
-        by_tma, _shifted(k, (1, 3, 2, 0)), cute.select(products.k_layout, [0, 1, 2]),
-        products.qk_tile, qk,
-    )  # fmt: skip
-    load_v, g_v = cute.nvgpu.make_tiled_tma_atom_B(
-        by_tma, _shifted(v, (3, 1, 2, 0)), cute.select(products.v_layout, [0, 1, 2]),
-        products.pv_tile, pv,
-    )  # fmt: skip
-    rows = _by_rows(out)
+    def atom(view: cute.Tensor, rows: tuple[int, ...], columns: int) -> tuple:
+        layout = views.swizzled(views.box(rows, columns), columns)
+        return cpasync.make_tiled_tma_atom(by_tma, view, layout, (*rows, columns))
+
+    load_q, g_q = atom(views.queries(q, spec), views.q_rows(spec), spec.d)
+    load_k, g_k = atom(views.keys(k), (TILE,), spec.d)
+    load_v, g_v = atom(views.keys(v), (TILE,), spec.d_v)
+    rows = views.by_rows(out)
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
         spec, load_q, g_q, load_k, g_k, load_v, g_v, rows, *by_row, items, runs, captured, scale
-    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)
+    ).launch(
+        grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
+    )

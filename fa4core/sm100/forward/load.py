@@ -1,22 +1,21 @@
 """The load role: one warp that brings Q, K and V into shared memory by TMA.
 
-The only role that knows where sequences lie. Every operand is seen as (rows, d, head, batch, shift)
-with rows and shift of the same stride: coordinates `rows - length + i` and `start + length` name
-row `start + i` of the tensor, and leave the box exactly where the sequence ends, whatever follows
-it in memory. TMA fills the rest with zeros, so that nothing behind a sequence is ever read.
+The only role that knows where keys lie. K and V end exactly where their sequence does, whatever
+follows it in memory (`views.keys`): TMA fills the rest with zeros, because P is 0 there and
+0 * NaN is not.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward.spec import TILE, Spec
+from fa4core.sm100.forward.views import q_rows
 
 
 @cute.jit
@@ -50,47 +49,50 @@ def load(work: Any, plan: Any, ends: Ends):
 class LoadWork(Fixed):
     """TMA copies of one tile each.
 
-    `operands` maps "q", "k", "v" to (copy atom, coordinate tensor, shared memory, partition
-    function), as `kernel` makes them.
+    Attributes:
+        operands: "q", "k", "v" to (copy atom, view of global memory, shared memory), as `kernel`
+            makes them; the last mode of shared memory is the stage.
     """
 
     def __init__(self, spec: Spec, operands: dict[str, tuple]):
+        self.spec, self.operands = spec, operands
         self.tiles = tuple(range(spec.tiles))
-        self.operands = operands
-        self.q_bytes, self.k_bytes = TILE * spec.d * 2, TILE * spec.d * 2
+        self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, TILE * spec.d * 2
         self.v_bytes = TILE * spec.d_v * 2
-        self.shapes = {"q": (TILE, spec.d), "k": (TILE, spec.d), "v": (spec.d_v, TILE)}
 
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
-        row = (item.tile * len(self.tiles) + t) * TILE
-        self._copy("q", row, item.seqlen_q, item.start_q, item.h, item.b_q, t, barrier)
+        first = item.start_q + (item.tile * self.spec.tiles + t) * self.spec.queries
+        _, source, _ = self.operands["q"]
+        there = source[(None, None, None, item.h, item.b_q)]
+        self._copy("q", there, (0, first, 0), (*q_rows(self.spec), self.spec.d), t, barrier)
 
     @touches(lambda item, j, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_k(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        place = (j * TILE, item.seqlen_k, item.start_k, item.h_kv, item.b_k)
-        self._copy("k", *place, stage, barrier)
+        self._copy_keys("k", item, j, self.spec.d, stage, barrier)
 
     @touches(lambda item, j, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_v(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        place = (j * TILE, item.seqlen_k, item.start_k, item.h_kv, item.b_k)
-        self._copy("v", *place, stage, barrier)
+        self._copy_keys("v", item, j, self.spec.d_v, stage, barrier)
+
+    def _copy_keys(
+        self, name: str, item: Any, j: Any, columns: int, stage: Any, barrier: Any
+    ) -> None:
+        _, source, _ = self.operands[name]
+        there = source[(None, None, item.h_kv, item.b_k, item.start_k + item.seqlen_k)]
+        first = source.shape[0] - item.seqlen_k + j * TILE
+        self._copy(name, there, (first, 0), (TILE, columns), stage, barrier)
 
     def _copy(
-        self, name: str, row: Any, length: Any, start: Any, h: Any, b: Any, stage: Any, barrier: Any
+        self, name: str, there: cute.Tensor, first: tuple, shape: tuple, stage: Any, barrier: Any
     ) -> None:
-        atom, source, shared, partition = self.operands[name]
-        axis = 1 if name == "v" else 0
-        rows = source.shape[axis]
-        there = source[(None, None, h, b, start + length)]
-        shift = [cutlass.Int32(0), cutlass.Int32(0)]
-        shift[axis] = rows - length + row
-        tile = cute.local_tile(cute.domain_offset(tuple(shift), there), self.shapes[name], (0, 0))
+        atom, _, shared = self.operands[name]
+        tile = cute.local_tile(cute.domain_offset(first, there), shape, (0,) * len(shape))
         to, of = cpasync.tma_partition(
             atom,
             0,
             cute.make_layout(1),
-            cute.group_modes(shared, 0, 3),
-            cute.group_modes(partition(tile), 0, 3),
+            cute.group_modes(shared, 0, len(shape)),
+            cute.group_modes(tile, 0, len(shape)),
         )
         cute.copy(atom, of, to[(None, stage)], tma_bar_ptr=barrier)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import cute
-from cutlass.cute.nvgpu import tcgen05
 
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.forward.spec import PARTS, Spec
+from fa4core.pipeline.loop import range
+from fa4core.sm100.forward.spec import PARTS, TILE, Spec
+from fa4core.sm100.umma import in_tensor, issue
+
+STEPS = TILE // 16  # instructions that P V takes for a block
+LAST_STEPS = STEPS // PARTS
 
 
 @cute.jit
@@ -30,7 +34,7 @@ def mma(work: Any, plan: Any, ends: Ends):
                 work.qk(t, k)
                 s.arrive(t)
             kv_free.arrive(stage=k)
-            for i in range(item.blocks - 1):
+            for i in range(item.blocks - 1, unroll=1):
                 v = kv.take()
                 k = kv.take()
                 for t in work.tiles:
@@ -64,43 +68,33 @@ class MmaWork(Fixed):
     """The products of one tile and one block.
 
     Attributes:
-        make_qk, make_pv: Make a tiled MMA; a fresh one for each product, because setting a field of
-            one inside a loop would change it outside.
-        q, k, v: Operand fragments in shared memory; the last mode is the stage.
-        s, p, o: Accumulators and the operand in tensor memory, by tile.
+        s_kind, o_kind: Kinds of instruction.
+        q, k, v: Operands in shared memory; k and v by stage of the ring.
+        s, p, o: Addresses in tensor memory, by tile.
     """
 
-    def __init__(self, spec: Spec, make_qk, make_pv, q, k, v, s, p, o):
+    def __init__(self, spec: Spec, s_kind, o_kind, q, k, v, s, p, o):
         self.tiles = tuple(range(spec.tiles))
-        self.make_qk, self.make_pv = make_qk, make_pv
+        self.s_kind, self.o_kind = s_kind, o_kind
         self.q, self.k, self.v, self.s, self.p, self.o = q, k, v, s, p, o
 
     @touches(lambda t, stage: (reads("q", t), reads("kv", stage), writes("s", t)), unit="mma")
     def qk(self, t: int, stage: Any) -> None:
         """S_t = Q_t K^T."""
-        product = self.make_qk()
-        for step in range(cute.size(self.q, mode=[2])):
-            product.set(tcgen05.Field.ACCUMULATE, step > 0)
-            q, k = self.q[(None, None, step, t)], self.k[(None, None, step, stage)]
-            cute.gemm(product, self.s[t], q, k, self.s[t])
+        issue(self.s_kind, self.s[t], self.q.at(t), self.k.at(stage), False)
 
     @touches(
         lambda t, stage, accumulate: (reads("p", t), reads("kv", stage), writes("o", t)), unit="mma"
     )
     def pv(self, t: int, stage: Any, accumulate: Any) -> None:
         """O_t (+)= P_t V over the keys of all but the last part of P."""
-        self._pv(t, stage, accumulate, last=False)
+        self._pv(t, stage, accumulate, 0, STEPS - LAST_STEPS)
 
     @touches(lambda t, stage: (reads("p_last", t), reads("kv", stage), writes("o", t)), unit="mma")
     def pv_last(self, t: int, stage: Any) -> None:
         """O_t += P_t V over the keys of the last part of P."""
-        self._pv(t, stage, True, last=True)
+        self._pv(t, stage, True, STEPS - LAST_STEPS, STEPS)
 
-    def _pv(self, t: int, stage: Any, accumulate: Any, last: bool) -> None:
-        product = self.make_pv()
-        steps = cute.size(self.p[t], mode=[2])
-        middle = steps * (PARTS - 1) // PARTS
-        for step in range(middle, steps) if last else range(middle):
-            product.set(tcgen05.Field.ACCUMULATE, accumulate if step == 0 else True)
-            p, v = self.p[t][(None, None, step)], self.v[(None, None, step, stage)]
-            cute.gemm(product, self.o[t], p, v, self.o[t])
+    def _pv(self, t: int, stage: Any, accumulate: Any, first: int, end: int) -> None:
+        p, v = in_tensor(self.p[t], STEPS), self.v.at(stage)
+        issue(self.o_kind, self.o[t], p.steps(first, end), v.steps(first, end), accumulate)

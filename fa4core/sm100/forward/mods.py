@@ -17,6 +17,7 @@ from cutlass import cute
 
 from fa4core.lowering.cute import Scope, as_bool, as_float, per_element, select
 from fa4core.pipeline.effects import Fixed
+from fa4core.sm100.forward.rows import Row
 from fa4core.sm100.forward.spec import Spec
 from primitives.expr import Node, algebra, captures, parse, walk
 
@@ -52,7 +53,7 @@ class Mods(Fixed):
         self,
         scores: cute.Tensor,
         item: Any,
-        row: Any,
+        row: Row,
         first: Any,
         partial: bool,
         scale: Any,
@@ -63,7 +64,7 @@ class Mods(Fixed):
         Args:
             scores: Raw products q . k.
             item: The work tile.
-            row: The query's index.
+            row: Its query and head.
             first: Index of the first key.
             partial: Whether the tile is PARTIAL; else every pair inside is attended to.
             scale: Factor on q . k.
@@ -85,16 +86,16 @@ class Mods(Fixed):
                 value = select(live, value, NEVER, "float")
             scores[i] = value
 
-    def sink_of(self, item: Any, row: Any) -> cutlass.Float32:
+    def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
         """The sink's logit of a row, natural units."""
         return as_float(self._row(item, row, guarded=True).value(self.sink))
 
-    def _row(self, item: Any, row: Any, guarded: bool) -> Scope:
+    def _row(self, item: Any, row: Row, guarded: bool) -> Scope:
         last = item.seqlen_q - 1
         variables = {
             "b": item.b,
-            "h": item.h,
-            "q": select(row < item.seqlen_q, row, last, "int"),
+            "h": row.head,
+            "q": select(row.query < item.seqlen_q, row.query, last, "int"),
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }

@@ -11,12 +11,13 @@ from typing import Any
 import attrs
 
 from fa4core.pipeline.check import check
-from fa4core.pipeline.record import Program, record
+from fa4core.pipeline.endpoint import Ends
+from fa4core.pipeline.record import Program, effects_of, record
 from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
-from fa4core.sm100.forward.source import Stride
+from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import Spec
 from fa4core.sm100.forward.work import FIELDS, Item, Plan
 
@@ -26,6 +27,7 @@ ROLES: dict[str, tuple[Callable[..., Any], type]] = {
     "mma": (mma, MmaWork),
     "load": (load, LoadWork),
 }
+QUEUE_ROLES: dict[str, tuple[Callable[..., Any], type]] = {"scheduler": (scheduler, Answers)}
 
 
 class _Table:
@@ -38,7 +40,18 @@ class _Table:
         return self.rows[place[0]][place[1]]
 
 
-def plan_of(blocks: Sequence[int]) -> Plan:
+class _Listed:
+    """Answers of a queue that hands one CTA every tile."""
+
+    def __init__(self, ends: Ends):
+        self.recorded = effects_of(Answers, ends)
+
+    def take(self, stage: int, index: int) -> int:
+        self.recorded.take(stage, index)
+        return index + 1
+
+
+def plan_of(blocks: Sequence[int], dynamic: bool = False) -> Plan:
     """A plan of work tiles with these numbers of key blocks, for one CTA."""
     zero = Item(*[0] * FIELDS)
     items: list[tuple[int, ...]] = []
@@ -48,16 +61,17 @@ def plan_of(blocks: Sequence[int]) -> Plan:
         runs += [(0, count, 0)] if count else []
         item = attrs.evolve(zero, tile=tile, first_run=first, end_run=len(runs), blocks=count)
         items.append(attrs.astuple(item))
-    return Plan(_Table(items), _Table(runs), len(items), lambda ends: Stride(0, 1))
+    source = queue(0, _Listed) if dynamic else stride(0, 1)
+    return Plan(_Table(items), _Table(runs), len(items), source)
 
 
 def programs(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    plan, tiles = plan_of(blocks), tuple(range(spec.tiles))
+    plan, tiles = plan_of(blocks, spec.dynamic), tuple(range(spec.tiles))
     recorded: list[Program] = []
-    for role, (function, work) in ROLES.items():
+    for role, (function, work) in (ROLES | (QUEUE_ROLES if spec.dynamic else {})).items():
         chosen = (change or {}).get(role, function)
         recorded += record(spec.pipeline, role, chosen, work, plan, tiles)
     return recorded

@@ -20,6 +20,7 @@ from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm100.forward.exp import exp2_row
+from fa4core.sm100.forward.rows import row_of
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 
 LOG2E = math.log2(math.e)
@@ -148,7 +149,7 @@ class SoftmaxWork(Fixed):
         Mods that are long go through tensor memory, a few columns at a time in a loop, so that
         their code is there once and not 128 times.
         """
-        row = (item.tile * self.spec.tiles + t) * TILE + self.thread
+        row = row_of(self.spec, item, t, self.thread)
         if self.mods.nothing_to_do(partial):
             return
         if not self.mods.long(partial):

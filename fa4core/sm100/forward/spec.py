@@ -10,6 +10,7 @@ overwritten because the P V that read its alias P was issued before.
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
 
 import attrs
@@ -21,6 +22,9 @@ from primitives.exp import Exp
 TILE = 128  # queries of a tile and keys of a block
 PARTS = 4  # P is written in quarters; the last one has a signal of its own
 LAST = TILE // 2 // PARTS  # columns of tensor memory of a part of P
+
+ANSWER_BYTES = 16  # of the work queue
+AHEAD = 2  # tiles that the work queue is asked for before the slowest role is done with its own
 
 MAX_HEAD_DIM = 256
 
@@ -38,6 +42,8 @@ class Spec:
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
         negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
             is then not the scaled maximum of scores.
+        packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
+        dynamic: Whether work tiles come from a queue and not from a list known at launch.
         target: Name of the target.
     """
 
@@ -49,7 +55,23 @@ class Spec:
     exp: Exp = attrs.field(factory=Exp)
     threshold: float = 8.0
     negative_scale: bool = False
+    packed: int = 1
+    dynamic: bool = False
     target: str = "sm100"
+
+    def __str__(self) -> str:
+        """An identifier: the DSL makes it part of the kernel's name."""
+        return f"forward_{hashlib.blake2b(repr(self).encode(), digest_size=8).hexdigest()}"
+
+    @property
+    def queries(self) -> int:
+        """Of a tile."""
+        return TILE // self.packed
+
+    @property
+    def rows(self) -> int:
+        """Of a tile that are in use."""
+        return self.queries * self.packed
 
     @property
     def d(self) -> int:
@@ -71,6 +93,18 @@ class Spec:
         room = Limits().smem_bytes - 5 * 1024 - self.tiles * TILE * self.d * 2
         return min(6, room // self.kv_bytes)
 
+    @property
+    def _queue(self) -> tuple[Signal, ...]:
+        """Signals of the work queue: its answers go to every role, and each takes every one."""
+        if not self.dynamic:
+            return ()
+        roles = ("softmax", "correction", "mma", "load", "scheduler")
+        by_all = tuple((role, How.WARPS) for role in roles)
+        return (
+            Signal("tile_known", (("scheduler", How.TMA),), roles, stages=AHEAD),
+            Signal("tile_taken", by_all, "scheduler", stages=AHEAD, passed=True),
+        )
+
     @cached_property
     def pipeline(self) -> Pipeline:
         tiles = self.tiles
@@ -82,7 +116,8 @@ class Spec:
                 Role("correction", 4 * tiles, 4, registers=64),
                 Role("mma", 4 * tiles + 4, 1, registers=64),
                 Role("load", 4 * tiles + 5, 1, registers=64),
-                Role("spare", 4 * tiles + 6, 2, registers=64),  # fills the warpgroup
+                Role("scheduler", 4 * tiles + 6, 1, registers=64),  # idle without a queue
+                Role("spare", 4 * tiles + 7, 1, registers=64),  # fills the warpgroup
             ),
             signals=(
                 Signal("q_full", (("load", tma),), "mma", copies=tiles),
@@ -98,10 +133,12 @@ class Spec:
                     "stats_empty", (("correction", warps),), "softmax", copies=tiles, passed=True
                 ),
                 Signal("o_full", (("mma", commit),), "correction", copies=tiles),
+                *self._queue,
             ),
             smem=(
                 Region("barriers", 512, align=1024),
                 Region("address", 16, align=16),
+                Region("answers", ANSWER_BYTES, stages=AHEAD, align=16),
                 Region("stats", 3 * TILE * 4, stages=tiles, align=16),
                 Region("q", TILE * self.d * 2, stages=tiles, align=1024),
                 Region("kv", self.kv_bytes, stages=kv, align=1024),

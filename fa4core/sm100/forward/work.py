@@ -1,25 +1,18 @@
 """Work tiles and their runs of key tiles: the one plan that all roles read.
 
-On the host it is made from the reference's tile maps and stored in two small int32 tensors; on the
-device a role reads a row of them at a time. No role computes a trip count or a bound.
+`tables` makes it on the host, as two small int32 tensors; on the device a role reads a row of them
+at a time. No role computes a trip count or a bound.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import attrs
-import numpy as np
-import torch
 
 from fa4core.pipeline.effects import Fixed
 from fa4core.pipeline.endpoint import Ends
-from fa4core.plan.problem import Problem
-from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, TileMap
-from fa4core.sm100.forward.spec import TILE
-from primitives.schedule import Order
 
 
 @attrs.frozen(eq=False)
@@ -84,73 +77,3 @@ class Plan(Fixed):
     def kind(self, run: Run, t: Any) -> Any:
         """Kind of the run for query tile `t` of the work tile."""
         return (run.kinds >> (2 * t)) & 3
-
-
-def tables(
-    problem: Problem, tiles: TileMap, side: int, order: Order = "longest_first"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The plan of a problem: items (n, 13) and runs (m, 3), int32.
-
-    Args:
-        problem: Sizes.
-        tiles: The mask's tile map, 128 x 128.
-        side: Query tiles side by side.
-        order: In which CTAs take work tiles; by the number of their key blocks.
-    """
-    items: list[Item] = []
-    runs: list[tuple[int, int, int]] = []
-    for b in range(problem.batch):
-        for h in range(problem.heads_q):
-            for tile in range(-(-tiles.tiles_q(b) // side)):
-                first = len(runs)
-                runs += merged_runs(tiles, b, h, tile, side)
-                blocks = sum(end - start for start, end, _ in runs[first:])
-                items.append(
-                    Item(
-                        b=b,
-                        h=h,
-                        b_q=b if problem.starts_q is None else 0,
-                        b_k=b if problem.starts_k is None else 0,
-                        h_kv=h // problem.group,
-                        tile=tile,
-                        first_run=first,
-                        end_run=len(runs),
-                        blocks=blocks,
-                        seqlen_q=problem.seqlens_q[b],
-                        seqlen_k=problem.seqlens_k[b],
-                        start_q=0 if problem.starts_q is None else problem.starts_q[b],
-                        start_k=0 if problem.starts_k is None else problem.starts_k[b],
-                    )
-                )
-    if order != "in_order":
-        items.sort(key=lambda item: item.blocks, reverse=order == "longest_first")
-    rows = [attrs.astuple(i) for i in items] or [(0,) * FIELDS]
-    return (
-        torch.tensor(rows, dtype=torch.int32)[: len(items)],
-        torch.tensor(runs or [(0, 0, 0)], dtype=torch.int32),
-    )
-
-
-def merged_runs(tiles: TileMap, b: int, h: int, tile: int, side: int) -> list[tuple[int, int, int]]:
-    """Runs that the query tiles side by side visit together.
-
-    A key tile that only one of them needs is PARTIAL for the other: its mask is false there. The
-    last key tile is never FULL where the sequence ends inside it. A query tile behind the last one
-    is FULL elsewhere, so that no mask is evaluated for it.
-    """
-    columns = tiles.tiles_k(b)
-    kinds = np.zeros((side, columns), np.int64)
-    for t in range(side):
-        if tile * side + t < tiles.tiles_q(b):
-            visited, kind = tiles.row(b, h, tile * side + t)
-            kinds[t, visited] = kind
-        else:
-            kinds[t] = np.where(kinds[0] == EMPTY, EMPTY, FULL)  # nobody wants what it computes
-    if tiles.seqlens_k[b] % TILE and columns:
-        last = kinds[:, -1]
-        last[last == FULL] = PARTIAL
-    visited = (kinds != EMPTY).any(0)
-    kinds[:, visited] = np.where(kinds[:, visited] == EMPTY, PARTIAL, kinds[:, visited])
-    packed = sum(kinds[t] << (2 * t) for t in range(side))
-    edges = np.flatnonzero(np.diff(np.concatenate([[-1], packed, [-1]])))
-    return [(int(a), int(z), int(packed[a])) for a, z in itertools.pairwise(edges) if visited[a]]

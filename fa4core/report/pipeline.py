@@ -1,0 +1,68 @@
+"""The pipeline of a call's forward kernel, for `python -m fa4core explain ... --pipeline`."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from fa4core.console import facts, section
+from fa4core.pipeline.show import renderables
+from fa4core.plan.plan import Plan
+from fa4core.plan.problem import Problem
+from fa4core.plan.target import target as planned
+from fa4core.reference.tiled import Call
+from fa4core.sm100.forward.spec import Spec
+from fa4core.sm100.support import refusal
+from fa4core.variant import Variant
+
+_PROVEN = (
+    "for a list of work tiles: nobody waits for ever, no phase passes unseen, no barrier gets more "
+    "arrivals than its phase takes, and accesses of overlapping memory are ordered unless both read"
+)
+_BLOCKS, _TILES = 4, 3
+
+
+def spec_for(variant: Variant, problem: Problem, target: str) -> Spec:
+    """What the forward kernel of a call is compiled for.
+
+    Raises:
+        NotImplementedError: There is no such kernel; with the reason.
+    """
+    from fa4core.sm100.forward.launch import spec_of
+
+    if target not in ("sm100", "sm103"):
+        raise NotImplementedError(
+            f"target {target!r} has no kernels in this version; choose sm100 or sm103"
+        )
+    if reason := refusal(variant.program, problem):
+        raise NotImplementedError(f"the SM100 kernels do not take this call: {reason}")
+    tiles = Plan(variant, problem, planned(target)).tiles
+    scale = 1 / math.sqrt(problem.head_dim)
+    return spec_of(Call(variant.program, problem, tiles, None, scale))
+
+
+def describe_call(variant: Variant, problem: Problem, target: str) -> Iterator[RenderableType]:
+    """The pipeline, and what the checker says about it."""
+    spec = spec_for(variant, problem, target)
+    yield from renderables(spec.pipeline)
+    rows = [("proves", _PROVEN), ("of", "the functions that the kernel is compiled from")]
+    yield from section("Checker", facts([*rows, ("here", _checked(spec))]))
+
+
+def _checked(spec: Spec) -> str:
+    """Runs the checker, if the role code can be imported."""
+    if importlib.util.find_spec("cutlass") is None:
+        return "not run: role code imports CuTe DSL; pip install nvidia-cutlass-dsl"
+    from fa4core.compile import import_dsl
+
+    import_dsl()
+    from fa4core.sm100.forward.protocol import check_forward
+
+    lists = list(itertools.product(range(_BLOCKS + 1), repeat=_TILES))
+    for blocks in lists:
+        check_forward(spec, blocks)
+    return f"holds for all {len(lists)} lists of {_TILES} work tiles with 0 to {_BLOCKS} key blocks"

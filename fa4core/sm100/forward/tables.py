@@ -1,0 +1,85 @@
+"""The plan of a problem, made on the host: work tiles in their order, and their runs of key tiles.
+
+Vectorised over tiles; runs are found once for each distinct map and shared by the heads and batch
+entries that have it. Launches use it, with a `TileMap` of whatever a row of tiles stands for.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import torch
+
+from fa4core.plan.makespan import WorkTiles, arrange, kv_heads_in_section
+from fa4core.plan.problem import Problem
+from fa4core.plan.runs import Runs
+from fa4core.plan.target import SM100, Target
+from fa4core.plan.tiles import TileMap
+from fa4core.sm100.forward.work import FIELDS, Item
+from primitives.schedule import Schedule
+
+
+def tables(
+    problem: Problem, tiles: TileMap, side: int, schedule: Schedule, target: Target = SM100
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The plan of a problem: items (n, 13) and runs (m, 3), int32.
+
+    Args:
+        problem: Sizes.
+        tiles: The mask's tile map.
+        side: Query tiles of a work tile.
+        schedule: Its order and L2 sections; time is counted in key blocks.
+        target: Whose L2 cache.
+    """
+    first, runs = tiles.side_by_side(side)
+    work, row = _work_tiles(problem, tiles, side, first, runs)
+    bytes_of_head = (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
+    sections = kv_heads_in_section(
+        target.measured.l2_bytes, np.asarray(problem.seqlens_k, np.int64) * bytes_of_head
+    )
+    order = arrange(work, schedule, sections)
+    b, h, row = work.sequence[order], work.head[order], row[order]
+    zero = np.zeros(problem.batch, np.int64)
+    starts_q = zero if problem.starts_q is None else np.asarray(problem.starts_q)
+    starts_k = zero if problem.starts_k is None else np.asarray(problem.starts_k)
+    columns = Item(
+        b=b,
+        h=h,
+        b_q=b if problem.starts_q is None else 0,
+        b_k=b if problem.starts_k is None else 0,
+        h_kv=h // problem.group,
+        tile=work.index[order],
+        first_run=runs.pointer[row],
+        end_run=runs.pointer[row + 1],
+        blocks=work.blocks[order],
+        seqlen_q=np.asarray(problem.seqlens_q, np.int64)[b],
+        seqlen_k=np.asarray(problem.seqlens_k, np.int64)[b],
+        start_q=starts_q[b],
+        start_k=starts_k[b],
+    )
+    items = np.empty((len(order), FIELDS), np.int32)
+    for i, field in enumerate(attrs.fields(Item)):
+        items[:, i] = getattr(columns, field.name)
+    return torch.from_numpy(items), torch.from_numpy(_rows(runs))
+
+
+def _work_tiles(
+    problem: Problem, tiles: TileMap, side: int, first: np.ndarray, runs: Runs
+) -> tuple[WorkTiles, np.ndarray]:
+    """Work tiles in natural order, and the row of runs that each has."""
+    heads = tiles.heads
+    groups = -(-np.array([tiles.tiles_q(b) for b in range(tiles.batch)], np.int64) // side)
+    count = np.repeat(groups, heads)
+    pair = np.repeat(np.arange(len(count)), count)
+    index = np.arange(len(pair)) - (np.cumsum(count) - count)[pair]
+    row = first.reshape(-1)[pair] + index
+    visited = np.concatenate([[0], np.cumsum(runs.end - runs.start, dtype=np.int64)])
+    blocks = visited[runs.pointer[row + 1]] - visited[runs.pointer[row]]
+    sequence, head = pair // max(1, heads), pair % max(1, heads)
+    return WorkTiles(sequence, head, index, blocks, blocks, problem.group), row
+
+
+def _rows(runs: Runs) -> np.ndarray:
+    """(m, 3): first key tile, end, kinds; at least one row, so that there is something to pass."""
+    rows = np.stack([runs.start, runs.end, runs.kind], axis=1).astype(np.int32)
+    return rows if len(rows) else np.zeros((1, 3), np.int32)

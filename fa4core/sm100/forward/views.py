@@ -1,0 +1,76 @@
+"""How TMA sees tensors: views of global memory, and boxes of shared memory that it fills.
+
+All operands lie in shared memory as panels: 128 rows of 16, 32 or 64 columns, one behind the other,
+swizzled over the whole width of a panel; the tensor core reads Q and K, and V transposed, out of
+them. `kernel` makes copy atoms from a view and a box; `load` names tiles of the views.
+"""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import cute
+
+from fa4core.sm100.forward.spec import TILE, Spec
+
+
+def panel(columns: int) -> int:
+    """Columns of a panel: the widest swizzle that divides them."""
+    return next(width for width in (64, 32, 16) if columns % width == 0)
+
+
+def swizzle(columns: int) -> cute.Swizzle:
+    return cute.make_swizzle({64: 3, 32: 2, 16: 1}[panel(columns)], 4, 3)
+
+
+def box(rows: tuple[int, ...], columns: int) -> cute.Layout:
+    """Rows of the panels, the first mode of `rows` fastest, and all their columns."""
+    width = panel(columns)
+    strides = [width]
+    for n in rows[:-1]:
+        strides.append(strides[-1] * n)
+    shape = (*rows, (width, columns // width))
+    return cute.make_layout(shape, stride=(*strides, (1, TILE * width)))
+
+
+def swizzled(layout: cute.Layout, columns: int) -> cute.ComposedLayout:
+    return cute.make_composed_layout(swizzle(columns), 0, layout)
+
+
+def q_rows(spec: Spec) -> tuple[int, int]:
+    """The rows of a query tile: heads, which are fastest, and queries."""
+    return spec.packed, spec.queries
+
+
+def queries(q: cute.Tensor, spec: Spec) -> cute.Tensor:
+    """(batch, rows, heads, d) as (packed heads, rows, d, groups of heads, batch).
+
+    A tile may reach behind a sequence's end: its rows there are computed, and never stored.
+    """
+    batch, rows, heads, d = q.shape
+    of_batch, of_row, of_head, _ = q.stride
+    shape = (spec.packed, rows, d, heads // spec.packed, batch)
+    stride = (of_head, of_row, 1, of_head * spec.packed, of_batch)
+    return cute.make_tensor(q.iterator, cute.make_layout(shape, stride=stride))
+
+
+def keys(tensor: cute.Tensor) -> cute.Tensor:
+    """(batch, rows, heads, d) as (rows, d, heads, batch, shift).
+
+    Rows and shift have one stride, and the pointer is moved back by all rows: coordinates
+    `rows - length + i` and `start + length` name row `start + i` of the tensor, and leave the box
+    exactly where a sequence of `length` rows ends, whatever follows it in memory.
+    """
+    batch, rows, heads, d = tensor.shape
+    of_batch, of_row, of_head, _ = tensor.stride
+    back = cute.assume(cutlass.Int64(rows) * cutlass.Int64(of_row), divby=8)
+    shape = (rows, d, heads, batch, 2 * rows + 1)
+    stride = (of_row, 1, of_head, of_batch, of_row)
+    return cute.make_tensor(tensor.iterator - back, cute.make_layout(shape, stride=stride))
+
+
+def by_rows(out: cute.Tensor) -> cute.Tensor:
+    """(batch, rows, heads, d) as (rows, d, heads, batch), every row at a multiple of 16 bytes."""
+    order = (1, 3, 2, 0)
+    shape = tuple(out.shape[i] for i in order)
+    stride = tuple(1 if i == 3 else cute.assume(out.stride[i], divby=8) for i in order)
+    return cute.make_tensor(out.iterator, cute.make_layout(shape, stride=stride))

@@ -1,0 +1,47 @@
+"""Primitives with primitives: some cells of the composition table by default, all in the sweep.
+
+`docs/composition.md` shows every cell; `python tests/composition/table.py` writes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from cells import execute
+from features import FEATURES, Feature, together
+
+PAGE = Path(__file__).parents[2] / "docs" / "composition.md"
+PAIRS = list(itertools.combinations_with_replacement(FEATURES, 2))
+SAMPLE = [pair for pair in PAIRS[::29] if together(*pair) is not None]
+
+
+def name(pair: tuple[Feature, Feature]) -> str:
+    return " x ".join(f.name for f in pair)
+
+
+@pytest.mark.parametrize("pair", SAMPLE, ids=map(name, SAMPLE))
+def test_cells_run(pair: tuple[Feature, Feature]) -> None:
+    cell = execute(*pair)
+    assert cell.outcome == "runs", cell.why
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("pair", PAIRS, ids=map(name, PAIRS))
+def test_every_cell(pair: tuple[Feature, Feature], seed: int) -> None:
+    cell = execute(*pair, seed=seed)
+    assert cell.outcome != "refused" or cell.why in PAGE.read_text()
+
+
+def test_the_page_shows_these_primitives_and_a_reason_for_every_refusal() -> None:
+    text = PAGE.read_text()
+    for feature in FEATURES:
+        assert f"| {feature.name} |" in text
+    reasons = set(re.findall(r"^(\d+)\. .{20,}$", text, re.M))
+    assert set(re.findall(r"\[(\d+)\]", text)) == reasons

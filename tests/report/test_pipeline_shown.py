@@ -1,0 +1,50 @@
+"""`explain --pipeline`: the declaration of the very kernel that a call gets."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from fa4core.cli import main
+from fa4core.report.pipeline import spec_for
+from variants.causal import causal
+
+
+def shown(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["explain", *arguments, "--pipeline"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_everything_declared_is_shown() -> None:
+    from fa4core.cli_variant import requested
+
+    text = shown("variants.causal", "--seqlen", "1024")
+    sizes = dict(seqlen=1024, seqlen_q=None, seqlen_k=None, batch=1, heads=1, kv_heads=None)
+    _, problem = requested(
+        "variants.causal", (), **sizes, head_dim=None, head_dim_v=None, dtype="bfloat16"
+    )
+    spec = spec_for(causal(), problem, "sm100")
+    pipeline = spec.pipeline
+    for role in pipeline.roles:
+        assert re.search(rf"^  {role.name} .* {role.registers}$", text, re.MULTILINE)
+    for signal in pipeline.signals:
+        count = pipeline.count(signal)
+        assert re.search(rf"^  {signal.name} .* {count}$", text, re.MULTILINE)
+    for name, placed in (spec.smem | spec.tmem).items():
+        assert re.search(rf"^  {name} .*\b{placed.offset:,}\b", text, re.MULTILINE)
+    assert "holds for all 125 lists" in text
+
+
+def test_the_problem_decides() -> None:
+    one, two = shown("variants.causal", "--seqlen", "128"), shown("variants.causal")
+    assert "softmax       0..3" in one and "softmax       0..7" in two
+
+
+def test_calls_without_a_kernel_are_refused_with_the_reason() -> None:
+    assert "float32" in shown("variants.causal", "--dtype", "float32", code=1)
+    assert "choose sm100" in shown("variants.causal", "--target", "cpu", code=1)

@@ -1,0 +1,21 @@
+"""Runs a case of the testing kit in the emulator and compares it with the oracle."""
+
+from __future__ import annotations
+
+from fa4core.emulator.session import emulator
+from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
+from fa4core.testing.check import by_backend
+
+FIXED = LayoutSpec()
+
+
+def execute(
+    variant: str, shape: Shape, layout: LayoutSpec = FIXED, *, dtype: str = "bfloat16",
+    seed: int = 0, num_sms: int = 2, scale: float | None = None, **rest,
+) -> None:  # fmt: skip
+    """Output, LSE and row maximum, with every detector on."""
+    case = Case(variant, shape, layout, dtype=dtype, seed=seed, **rest)
+    inputs = case.inputs()
+    with emulator(target="sm100", seed=seed, detect="all", num_sms=num_sms, record=False):
+        results = run(by_backend("emulator"), inputs, scale=scale, backward=False)
+    assert_close_to_oracle(results, inputs, scale=scale, context=str(case))
