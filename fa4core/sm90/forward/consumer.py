@@ -19,6 +19,7 @@ from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E, Epilogue
 from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, hold
 from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm100.forward.rows import Row
 
 
 @cute.jit
@@ -38,8 +39,9 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
         item = plan.item(index)
         rows = work.start()
         work.clear(t)
+        q.wait(t)
+        q.advance()
         if item.blocks > 0:
-            q.wait(t)
             k_stage = k.take()
             turn.wait(t)
             turn.advance()
@@ -80,20 +82,20 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.rescale(t, factors)
                     work.pack(t)
                 done = 0
-            if const_expr(not in_q):
-                q_free.arrive(t)
             v_stage = v.take()
             work.pv(t, v_stage)
+            if const_expr(not in_q):
+                q_free.arrive(t)
             work.settle(0)
             v_free.arrive(stage=v_stage)
-            q.advance()
+        elif const_expr(not in_q):
+            q_free.arrive(t)
         work.stored(0)
         work.finish(t, item, rows)
         work.store(t, item)
         if const_expr(in_q):
             work.stored(0)
-            if item.blocks > 0:
-                q_free.arrive(t)
+            q_free.arrive(t)
         index = source.next(index)
 
 
@@ -167,7 +169,7 @@ class ConsumerWork(Fixed):
         for half in HALVES:
             scores = half_of(self.s, half)
             self.mods.apply(
-                scores, item, row + 8 * half, first, partial, self.scale, self._column
+                scores, item, Row(row + 8 * half, item.h), first, partial, self.scale, self._column
             )
 
     @staticmethod
@@ -189,10 +191,17 @@ class ConsumerWork(Fixed):
 
     @touches(lambda t: (reads("s", t), writes("p", t)))
     def pack(self, t: Any) -> None:
-        """Round P to the operand's type."""
+        """Round P to the operand's type.
+
+        Kept as words: as halves, they would be put together behind the fence of the product.
+        """
         flat = cute.make_layout(cute.size(self.p))
-        rounded = cute.make_tensor(self.p.iterator, flat)
+        rounded = cute.make_rmem_tensor(flat, self.p.element_type)
         rounded.store(cute.make_tensor(self.s.iterator, flat).load().to(self.p.element_type))
+        words = cute.recast_tensor(rounded, cutlass.Int32)
+        to = cute.recast_tensor(cute.make_tensor(self.p.iterator, flat), cutlass.Int32)
+        for i in range(cute.size(words)):
+            to[i] = words[i]
 
     @touches(lambda t, factors: (reads("o", t), writes("o", t)))
     def rescale(self, t: Any, factors: tuple) -> None:

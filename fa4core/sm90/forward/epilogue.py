@@ -14,6 +14,7 @@ from fa4core.pipeline.effects import Fixed
 from fa4core.sm90.forward.load import partition
 from fa4core.sm90.forward.rows import HALVES, NEVER, Rows, half_of, over_quad
 from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm100.forward.rows import Row
 
 LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
@@ -80,15 +81,16 @@ class Epilogue(Fixed):
         whole = over_quad(rows.total[half], lambda a, b: a + b)
         part, base, empty = 1.0, applied, NEVER
         if self.mods.has_sink:
-            empty = self.mods.sink_of(item, row)
+            empty = self.mods.sink_of(item, Row(row, item.h))
             logit = empty * LOG2E
             base = cute.arch.fmax(applied, logit)
             base = select(base == NEVER, 0.0, base, "float")
             part = cute.math.exp2(applied - base, fastmath=True)
             whole = whole * part + cute.math.exp2(logit - base, fastmath=True)
         whole = select(applied == NEVER, 1.0, whole, "float")
-        lse = (base + cute.math.log2(whole)) * LN2
-        return part / whole, select(applied == NEVER, empty, lse, "float"), highest * LN2
+        lse = (base + cute.math.log2(whole, fastmath=True)) * LN2
+        inverse = cute.arch.rcp_approx(whole)
+        return part * inverse, select(applied == NEVER, empty, lse, "float"), highest * LN2
 
 
 @cute.jit

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import cute
@@ -19,9 +20,9 @@ from fa4core.sm90.forward.consumer import ConsumerWork, consumer
 from fa4core.sm90.forward.epilogue import Epilogue
 from fa4core.sm90.forward.load import LoadWork, load
 from fa4core.sm90.forward.spec import ROWS, Spec
-from fa4core.sm100.forward.kernel import _shifted
 from fa4core.sm100.forward.mods import Mods
-from fa4core.sm100.forward.source import Stride
+from fa4core.sm100.forward.source import stride
+from fa4core.sm100.forward.views import keys
 from fa4core.sm100.forward.work import Plan
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
@@ -101,7 +102,7 @@ def forward_kernel(
     cute.arch.sync_threads()
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    plan = Plan(items, runs, cute.size(items, mode=[0]), lambda ends: Stride(first, step))
+    plan = Plan(items, runs, cute.size(items, mode=[0]), stride(first, step))
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)
@@ -163,29 +164,34 @@ def forward(
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
+    stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
     heads, rows); items and runs: see `work.tables`."""
     products = Products(spec)
     inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-    rows_first, keys_last = (1, 3, 2, 0), (3, 1, 2, 0)
-    load_q, g_q = _tma(inward, q, rows_first, products.q_layout, (ROWS, spec.d))
-    load_k, g_k = _tma(inward, k, rows_first, products.k_layout, (spec.keys, spec.d))
-    load_v, g_v = _tma(inward, v, keys_last, products.v_layout, (spec.d_v, spec.keys))
-    store, g_out = _tma(outward, out, rows_first, products.rows_layout, (ROWS, spec.d_v))
+    load_q, g_q = _tma(inward, keys(q), products.q_layout, (ROWS, spec.d))
+    load_k, g_k = _tma(inward, keys(k), products.k_layout, (spec.keys, spec.d))
+    load_v, g_v = _tma(inward, _transposed(keys(v)), products.v_layout, (spec.d_v, spec.keys))
+    store, g_out = _tma(outward, keys(out), products.rows_layout, (ROWS, spec.d_v))
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
         spec, load_q, g_q, load_k, g_k, load_v, g_v, store, g_out, *by_row, items, runs, captured,
         scale,
-    ).launch(grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1)  # fmt: skip
+    ).launch(
+        grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
+    )  # fmt: skip
 
 
 def _tma(
-    op: Any, tensor: cute.Tensor, order: tuple, layout: cute.ComposedLayout, shape: tuple
+    op: Any, view: cute.Tensor, layout: cute.ComposedLayout, shape: tuple
 ) -> tuple[cute.CopyAtom, cute.Tensor]:
     """TMA's copy of one tile and its view of a tensor."""
-    one = cute.select(layout, mode=[0, 1])
-    return cpasync.make_tiled_tma_atom(op, _shifted(tensor, order), one, shape)
+    return cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
+
+
+def _transposed(view: cute.Tensor) -> cute.Tensor:
+    return cute.make_tensor(view.iterator, cute.select(view.layout, mode=[1, 0, 2, 3, 4]))

@@ -27,22 +27,21 @@ def load(work: Any, plan: Any, ends: Ends):
     index = source.first()
     while index < plan.count:
         item = plan.item(index)
-        if item.blocks > 0:
-            for t in work.tiles:
-                q_free.wait(t)
-                work.load_q(item, t, barrier=q.expect(work.q_bytes, t))
-            q_free.advance()
-            for r in range(item.first_run, item.end_run):
-                run = plan.run(r)
-                for j in range(run.first, run.end):
-                    k_free.wait()
-                    work.load_k(item, j, k.stage, barrier=k.expect(work.k_bytes))
-                    k.advance()
-                    k_free.advance()
-                    v_free.wait()
-                    work.load_v(item, j, v.stage, barrier=v.expect(work.v_bytes))
-                    v.advance()
-                    v_free.advance()
+        for t in work.tiles:
+            q_free.wait(t)
+            work.load_q(item, t, barrier=q.expect(work.q_bytes, t))
+        q_free.advance()
+        for r in range(item.first_run, item.end_run):
+            run = plan.run(r)
+            for j in range(run.first, run.end):
+                k_free.wait()
+                work.load_k(item, j, k.stage, barrier=k.expect(work.k_bytes))
+                k.advance()
+                k_free.advance()
+                v_free.wait()
+                work.load_v(item, j, v.stage, barrier=v.expect(work.v_bytes))
+                v.advance()
+                v_free.advance()
         index = source.next(index)
 
 
