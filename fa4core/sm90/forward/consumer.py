@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import warpgroup
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
-from fa4core.sm90.forward.epilogue import LOG2E, Epilogue
+from fa4core.sm90.forward.epilogue import LOG2E
 from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, hold
 from fa4core.sm90.forward.spec import ROWS, Spec
 from fa4core.sm100.forward.rows import Row
@@ -151,7 +151,9 @@ class ConsumerWork(Fixed):
         warpgroup.commit_group()
 
     def hold(self, rows: Rows) -> None:
-        hold(rows.total[0] + rows.total[1])
+        """Keep the exponentials ahead of the wait that follows."""
+        if self.spec.shape.late:
+            hold(rows.total[0] + rows.total[1])
 
     @drains("wgmma")
     def settle(self, left: int) -> None:

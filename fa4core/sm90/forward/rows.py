@@ -110,7 +110,7 @@ def polynomial_exp2(x: Any, degree: int) -> Any:
     rounded = add_down(x, cutlass.Float32(ROUNDER))
     fraction = x - (rounded - ROUNDER)
     p = cutlass.Float32(COEFFICIENTS[degree][-1]) if degree else cutlass.Float32(1.0)
-    for coefficient in (*reversed(COEFFICIENTS[degree][:-1]), 1.0)[: degree]:
+    for coefficient in (*reversed(COEFFICIENTS[degree][:-1]), 1.0)[:degree]:
         p = fma(p, fraction, cutlass.Float32(coefficient))
     bits = p.bitcast(cutlass.Int32) + (rounded.bitcast(cutlass.Int32) << 23)
     return bits.bitcast(cutlass.Float32)
@@ -135,6 +135,11 @@ def add_down(a: Any, b: Any, *, loc: Any = None, ip: Any = None) -> cutlass.Floa
 
 @dsl_user_op
 def hold(value: Any, *, loc: Any = None, ip: Any = None) -> None:
+    """Keep what computes `value` >= 0 ahead of what follows.
+
+    A wait depends on no value, so ptxas moves it up, in front of the arithmetic that should hide
+    it. It doesn't move anything across an instruction that may end the program.
+    """
     text = "{.reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p trap;}"
     llvm.inline_asm(
         None, [cutlass.Float32(value).ir_value(loc=loc, ip=ip)], text, "f", has_side_effects=True,
