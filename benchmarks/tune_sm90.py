@@ -3,7 +3,7 @@
     python benchmarks/tune_sm90.py 128 "2,128 2,176 2,128,turns=0" --seqlen 8192
 
 A shape is groups,keys and any fields of `Shape`, `source=one_tile` and `fraction=0.25` (of the
-exponentials, by polynomial) by name. All candidates of a mask run interleaved, with FlashAttention-4
+exponentials, by polynomial) by name. All candidates of a mask run interleaved, FlashAttention-4
 beside them if it is installed.
 """
 

@@ -28,7 +28,7 @@ class Bug:
 
 
 def bugs(role: str, function: Callable[..., Any]) -> Iterator[Bug]:
-    """The function without each of its waits, arrivals, advances and drains, and with waits doubled."""
+    """The function without each of its waits, arrivals, advances and drains, and some doubled."""
     plain = getattr(function, "__wrapped__", function)
     source = textwrap.dedent(inspect.getsource(plain))
     for number, statement in enumerate(_statements(ast.parse(source))):

@@ -99,6 +99,12 @@ class _Simulation:
         stuck = [p.where() for p in self.processes if not p.done]
         if stuck:
             raise ProtocolError("deadlock:\n  " + "\n  ".join(stuck))
+        for p in self.processes:
+            for unit, groups in p.groups.items():
+                if groups:
+                    raise ProtocolError(
+                        f"{p.program.name} ends before {len(groups)} groups of {unit} do"
+                    )
         self.missed_phases()
 
     def step(self, process: _Process) -> bool:

@@ -75,6 +75,7 @@ class Mods(Fixed):
             scope.hoist([self.mask])
         if not self.plain:
             scope.hoist([self.score])
+        room = item.seqlen_k - first  # so that each key is compared with a constant
         for i in range(cute.size(scores)):
             k = first + column(i)
             value = scores[i] if self.plain else scores[i] * scale
@@ -82,7 +83,7 @@ class Mods(Fixed):
             if not self.plain:
                 value = as_float(element.value(self.score))
             if partial:
-                live = (k < item.seqlen_k) & as_bool(element.value(self.mask))
+                live = (column(i) < room) & as_bool(element.value(self.mask))
                 value = select(live, value, NEVER, "float")
             scores[i] = value
 

@@ -63,16 +63,26 @@ class Plan(Fixed):
 
     `items` and `runs` are indexed as `table[row, field]`: device tensors, or lists of tuples in the
     checker through `rows`. `source` makes a role's end of the work source from its endpoints.
+    `uniform` tells the compiler that what was read is the same in all threads of a warp, so that
+    loops over it don't count as divergent.
     """
 
-    def __init__(self, items: Any, runs: Any, count: Any, source: Callable[[Ends], Any]):
+    def __init__(
+        self,
+        items: Any,
+        runs: Any,
+        count: Any,
+        source: Callable[[Ends], Any],
+        uniform: Callable[[Any], Any] = lambda number: number,
+    ):
         self.items, self.runs, self.count, self.source = items, runs, count, source
+        self.uniform = uniform
 
     def item(self, index: Any) -> Item:
-        return Item(*(self.items[index, i] for i in range(FIELDS)))
+        return Item(*(self.uniform(self.items[index, i]) for i in range(FIELDS)))
 
     def run(self, index: Any) -> Run:
-        return Run(*(self.runs[index, i] for i in range(RUN_FIELDS)))
+        return Run(*(self.uniform(self.runs[index, i]) for i in range(RUN_FIELDS)))
 
     def kind(self, run: Run, t: Any) -> Any:
         """Kind of the run for query tile `t` of the work tile."""

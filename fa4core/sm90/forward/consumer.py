@@ -84,12 +84,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 done = 0
             v_stage = v.take()
             work.pv(t, v_stage)
-            if const_expr(not in_q):
-                q_free.arrive(t)
             work.settle(0)
             v_free.arrive(stage=v_stage)
-        elif const_expr(not in_q):
-            q_free.arrive(t)
+        if const_expr(not in_q):
+            q_free.arrive(t)  # not in a branch: all waits would be compiled as divergent then
         work.stored(0)
         work.finish(t, item, rows)
         work.store(t, item)
@@ -97,6 +95,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.stored(0)
             q_free.arrive(t)
         index = source.next(index)
+    work.stored(0)  # shared memory lives no longer than this
 
 
 class ConsumerWork(Fixed):

@@ -102,7 +102,8 @@ def forward_kernel(
     cute.arch.sync_threads()
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    plan = Plan(items, runs, cute.size(items, mode=[0]), stride(first, step))
+    count, uniform = cute.size(items, mode=[0]), cute.arch.make_warp_uniform
+    plan = Plan(items, runs, count, stride(first, step), uniform)
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)

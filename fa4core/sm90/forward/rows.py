@@ -140,7 +140,7 @@ def hold(value: Any, *, loc: Any = None, ip: Any = None) -> None:
     A wait depends on no value, so ptxas moves it up, in front of the arithmetic that should hide
     it. It doesn't move anything across an instruction that may end the program.
     """
-    text = "{.reg .pred p; setp.lt.f32 p, $0, 0f00000000; @p trap;}"
+    text = "{.reg .pred p, q; setp.lt.f32 p, $0, 0f00000000; vote.sync.any.pred q, p, -1; @q trap;}"
     llvm.inline_asm(
         None, [cutlass.Float32(value).ir_value(loc=loc, ip=ip)], text, "f", has_side_effects=True,
         loc=loc, ip=ip,
