@@ -2,7 +2,7 @@
 
     python benchmarks/tune_sm90.py 128 "2,128 2,176 2,128,turns=0" --seqlen 8192
 
-A shape is groups,keys and any fields of `Shape`, `source=one_tile` and `fraction=0.25` (of the
+A shape is groups,keys and any fields of `Shape`, `source=one_tile`, `row_max=0` and `fraction=0.25` (of the
 exponentials, by polynomial) by name. All candidates of a mask run interleaved, FlashAttention-4
 beside them if it is installed.
 """
@@ -73,7 +73,8 @@ def call(text: str, name: str, head_dim: int, seqlen: int, tokens: int) -> tuple
     problem, tiles = Problem.from_tensors(q, k, v, None), None
     what = Call(variant.program, problem, tiles, None, head_dim**-0.5)  # type: ignore[arg-type]
     place = on_device("sm90", torch.device("cuda"))
-    return prepare(shaped(shape), what, q, k, v, place), (q, k, v)
+    skeleton = shaped(shape, row_max=bool(int(options.get("row_max", 1))))
+    return prepare(skeleton, what, q, k, v, place), (q, k, v)
 
 
 def _compile(arguments: tuple) -> str:

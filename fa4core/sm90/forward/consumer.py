@@ -17,7 +17,7 @@ from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E
-from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, hold
+from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, moved
 from fa4core.sm90.forward.spec import ROWS, Spec
 from fa4core.sm100.forward.rows import Row
 
@@ -56,7 +56,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 work.modify(t, item, begin.first, True)
             rows.raise_maximum(work.peaks(t))
             rows.add(work.weigh(t, rows))
-            work.pack(t)
+            work.pass_on(t)
             done = 1
             for r in range(item.first_run, item.end_run):
                 run = plan.run(r)
@@ -74,13 +74,18 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         work.modify(t, item, j, False)
                     else:
                         work.modify(t, item, j, True)
-                    factors = rows.raise_maximum(work.peaks(t))
-                    rows.add(work.weigh(t, rows))
-                    work.hold(rows)
+                    sums = work.weigh(t, rows)  # as if the maximum were still the one so far
+                    factors, grown = work.no_factors(), rows.outgrown(sums)
+                    rows.see(work.peaks(t))
+                    if grown:
+                        factors = rows.raise_maximum(work.peaks(t))
+                        sums = work.weigh(t, rows)
+                    rows.add(sums)
                     work.settle(0)
                     v_free.arrive(stage=v_stage)
-                    work.rescale(t, factors)
-                    work.pack(t)
+                    if grown:
+                        work.rescale(t, factors)
+                    work.pass_on(t)
                 done = 0
             v_stage = v.take()
             work.pv(t, v_stage)
@@ -106,6 +111,7 @@ class ConsumerWork(Fixed):
             one inside a loop would change it outside.
         q, k, v: Operand fragments in shared memory; the last mode is the stage.
         s, p, o: Accumulator of scores, operand P and accumulator of the output, in registers.
+        next: P of the next block, while the tensor core still reads P.
         thread: 0..127 within the warpgroup.
         mods: Mask and score mod.
         scale: Run-time factor on q . k.
@@ -116,6 +122,7 @@ class ConsumerWork(Fixed):
         self.spec, self.tiles = spec, tuple(range(spec.tiles))
         self.make_qk, self.make_pv, self.q, self.k, self.v = make_qk, make_pv, q, k, v
         self.s, self.p, self.o = s, p, o
+        self.next = cute.make_rmem_tensor(p.layout, p.element_type)
         self.mods, self.scale, self.epilogue = mods, scale, epilogue
         self.thread = epilogue.thread
 
@@ -149,11 +156,6 @@ class ConsumerWork(Fixed):
             cute.gemm(product, self.o, p, v, self.o)
         warpgroup.commit_group()
 
-    def hold(self, rows: Rows) -> None:
-        """Keep the exponentials ahead of the wait that follows."""
-        if self.spec.shape.late:
-            hold(rows.total[0] + rows.total[1])
-
     @drains("wgmma")
     def settle(self, left: int) -> None:
         """Wait until at most `left` of the products begun are unfinished."""
@@ -177,37 +179,39 @@ class ConsumerWork(Fixed):
     def _column(i: int) -> int:
         return i // 2 * 8 + i % 2
 
+    def no_factors(self) -> tuple:
+        return cutlass.Float32(1.0), cutlass.Float32(1.0)
+
     @touches(lambda t: (reads("s", t),))
     def peaks(self, t: Any) -> tuple:
         """Maximum of each of the thread's rows."""
         return tuple(_maximum(half_of(self.s, half)) for half in HALVES)
 
-    @touches(lambda t, rows: (reads("s", t), writes("s", t)))
+    @touches(lambda t, rows: (reads("s", t), writes("next", t)))
     def weigh(self, t: Any, rows: Rows) -> tuple:
-        """S -> P, still in 32 bits; gives the sums of the thread's rows."""
-        return tuple(
-            exp2_block(self.spec, half_of(self.s, half), rows.factor, rows.shift(half))
-            for half in HALVES
-        )
-
-    @touches(lambda t: (reads("s", t), writes("p", t)))
-    def pack(self, t: Any) -> None:
-        """Round P to the operand's type.
+        """S -> the next P, rounded to the operand's type; gives the sums of the thread's rows.
 
         Kept as words: as halves, they would be put together behind the fence of the product.
         """
-        flat = cute.make_layout(cute.size(self.p))
-        rounded = cute.make_rmem_tensor(flat, self.p.element_type)
-        rounded.store(cute.make_tensor(self.s.iterator, flat).load().to(self.p.element_type))
-        words = cute.recast_tensor(rounded, cutlass.Int32)
-        to = cute.recast_tensor(cute.make_tensor(self.p.iterator, flat), cutlass.Int32)
-        for i in range(cute.size(words)):
-            to[i] = words[i]
+        weights = cute.make_rmem_tensor(self.s.layout, cutlass.Float32)
+        sums = exp2_block(self.spec, self.s, weights, rows)
+        rounded = cute.make_rmem_tensor(self.s.layout, self.p.element_type)
+        rounded.store(weights.load().to(self.p.element_type))
+        _copy_words(rounded, self.next)
+        return sums
+
+    @touches(lambda t: (reads("next", t), writes("p", t)))
+    def pass_on(self, t: Any) -> None:
+        """The next P is P: the product that read the one before is done."""
+        _copy_words(self.next, self.p, moved)
 
     @touches(lambda t, factors: (reads("o", t), writes("o", t)))
     def rescale(self, t: Any, factors: tuple) -> None:
-        """Multiply O, unless no row of the warp needs it."""
-        _rescale(self, *factors)
+        """Multiply O."""
+        for half in HALVES:
+            row = half_of(self.o, half)
+            for i in range(cute.size(row)):
+                row[i] = row[i] * factors[half]
 
     @drains("store")
     def stored(self, left: int) -> None:
@@ -225,6 +229,16 @@ class ConsumerWork(Fixed):
         self.epilogue.store(item, t)
 
 
+def _copy_words(of: cute.Tensor, to: cute.Tensor, how: Any = lambda word: word) -> None:
+    """16-bit numbers in registers, two at a time."""
+    flat = cute.make_layout(cute.size(of))
+    source, target = (
+        cute.recast_tensor(cute.make_tensor(t.iterator, flat), cutlass.Int32) for t in (of, to)
+    )
+    for i in range(cute.size(source)):
+        target[i] = how(source[i])
+
+
 def _maximum(values: cute.Tensor) -> Any:
     """Pairwise, for short chains."""
     left = [values[i] for i in range(cute.size(values))]
@@ -232,12 +246,3 @@ def _maximum(values: cute.Tensor) -> Any:
         pairs = zip(left[::2], left[1::2], strict=False)
         left = [cute.arch.fmax(a, b) for a, b in pairs] + left[len(left) // 2 * 2 :]
     return left[0]
-
-
-@cute.jit
-def _rescale(work: Any, first: Any, second: Any):
-    if cute.arch.vote_any_sync((first != 1.0) | (second != 1.0)):
-        for half in HALVES:
-            row = half_of(work.o, half)
-            for i in cutlass.range_constexpr(cute.size(row)):
-                row[i] = row[i] * (second if half else first)

@@ -77,7 +77,8 @@ class Epilogue(Fixed):
 
     def _statistics(self, item: Any, row: Any, rows: Rows, half: int) -> tuple[Any, Any, Any]:
         """The factor that normalises the row, its LSE and its maximum, natural units."""
-        applied, highest = rows.applied[half], rows.highest[half]
+        applied = rows.applied[half]
+        highest = over_quad(rows.highest[half], cute.arch.fmax)
         whole = over_quad(rows.total[half], lambda a, b: a + b)
         part, base, empty = 1.0, applied, NEVER
         if self.mods.has_sink:

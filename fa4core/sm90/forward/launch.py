@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from fa4core.plan.problem import Problem
@@ -65,6 +67,11 @@ def _tiles(program: Program, problem: Problem, spec: Spec) -> TileMap:
 FORWARD = Skeleton("fa4core.sm90.forward.kernel:forward", spec_of, run_time)
 
 
-def shaped(shape: Shape) -> Skeleton:
-    """The skeleton with another shape than the tuned one: for tests and tuning."""
-    return attrs.evolve(FORWARD, spec_of=lambda call, target: spec_of(call, target, shape))
+def shaped(shape: Shape, **changes: Any) -> Skeleton:
+    """The skeleton with another shape than the tuned one, and other changes of its spec: for tests
+    and tuning."""
+
+    def changed(call: Call, target: str) -> Spec:
+        return attrs.evolve(spec_of(call, target, shape), **changes)
+
+    return attrs.evolve(FORWARD, spec_of=changed)

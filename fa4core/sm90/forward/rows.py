@@ -40,7 +40,7 @@ class Rows:
 
     Rescaling is lazy (FlashAttention-4, section 3.1): `applied` is the maximum that P, the sum and
     O are relative to; it follows the true one only when that has grown by more than the threshold.
-    A sum is over the thread's own columns until the end.
+    Sums and true maxima are over the thread's own columns until the end.
     """
 
     def __init__(self, spec: Spec, factor: Any, values: list | None = None):
@@ -59,13 +59,36 @@ class Rows:
         numbers = zip(self._numbers(), values, strict=True)
         return Rows(self.spec, self.factor, [n.__new_from_mlir_values__([v]) for n, v in numbers])
 
+    def outgrown(self, sums: tuple) -> Any:
+        """Whether the maximum of a row of this warp may have grown by more than the threshold.
+
+        No term of a sum of at most 2^threshold is greater than that; no maximum has to be found to
+        see it. Sums that are infinite or no number count as greater, and nothing is known of a row
+        that has not seen a score.
+        """
+        most = 2.0**self.spec.threshold
+        known = [
+            (total <= most) & (applied != NEVER)
+            for total, applied in zip(sums, self.applied, strict=True)
+        ]
+        return cute.arch.vote_all_sync(known[0] & known[1]) ^ True
+
+    def see(self, peaks: tuple) -> None:
+        """Take in the maxima of a block, if they are wanted for themselves."""
+        if not self.spec.row_max:
+            return
+        self.highest = [
+            cute.arch.fmax(highest, peak * self.factor)
+            for highest, peak in zip(self.highest, peaks, strict=True)
+        ]
+
     def raise_maximum(self, peaks: tuple) -> tuple:
         """Take in the maxima of a block; gives the factors for what was accumulated before."""
         return tuple(self._raise(half, peaks[half]) for half in HALVES)
 
     def _raise(self, half: int, peak: Any) -> Any:
-        peak = over_quad(peak, cute.arch.fmax)
         highest = cute.arch.fmax(self.highest[half], peak * self.factor)
+        highest = over_quad(highest, cute.arch.fmax)
         grown = highest - self.applied[half] > self.spec.threshold  # false for -inf - -inf
         applied = select(grown, highest, self.applied[half], "float")
         change = select(grown, self.applied[half] - applied, 0.0, "float")
@@ -82,22 +105,24 @@ class Rows:
         return select(self.applied[half] == NEVER, 0.0, self.applied[half], "float")
 
 
-def exp2_block(spec: Spec, scores: cute.Tensor, factor: Any, shift: Any) -> Any:
-    """scores[i] = 2^(factor * scores[i] - shift), in place; gives their sum.
+def exp2_block(spec: Spec, scores: cute.Tensor, weights: cute.Tensor, rows: Rows) -> tuple:
+    """weights[i] = 2^(factor * scores[i] - shift of its row); gives the sums of both rows.
 
     A share of the exponentials is a polynomial's; it is a share of each thread's columns, and so of
     each row's.
     """
-    total = cutlass.Float32(0.0)
+    shifts = [-rows.shift(half) for half in HALVES]
+    sums = [[cutlass.Float32(0.0) for _ in range(2)] for _ in HALVES]
     for i in range(cute.size(scores)):
-        x = fma(scores[i], factor, -shift)
-        if math.floor((i + 1) * spec.exp.fraction) > math.floor(i * spec.exp.fraction):
+        half, column = i // 2 % 2, i // 4 * 2 + i % 2
+        x = fma(scores[i], rows.factor, shifts[half])
+        if math.floor((column + 1) * spec.exp.fraction) > math.floor(column * spec.exp.fraction):
             weight = polynomial_exp2(x, spec.exp.degree)
         else:
             weight = cute.math.exp2(x, fastmath=True)
-        scores[i] = weight
-        total = total + weight
-    return total
+        weights[i] = weight
+        sums[half][i % 2] = sums[half][i % 2] + weight
+    return tuple(a + b for a, b in sums)
 
 
 def polynomial_exp2(x: Any, degree: int) -> Any:
@@ -134,14 +159,10 @@ def add_down(a: Any, b: Any, *, loc: Any = None, ip: Any = None) -> cutlass.Floa
 
 
 @dsl_user_op
-def hold(value: Any, *, loc: Any = None, ip: Any = None) -> None:
-    """Keep what computes `value` >= 0 ahead of what follows.
-
-    A wait depends on no value, so ptxas moves it up, in front of the arithmetic that should hide
-    it. It doesn't move anything across an instruction that may end the program.
-    """
-    text = "{.reg .pred p, q; setp.lt.f32 p, $0, 0f00000000; vote.sync.any.pred q, p, -1; @q trap;}"
-    llvm.inline_asm(
-        None, [cutlass.Float32(value).ir_value(loc=loc, ip=ip)], text, "f", has_side_effects=True,
-        loc=loc, ip=ip,
-    )  # fmt: skip
+def moved(word: Any, *, loc: Any = None, ip: Any = None) -> cutlass.Int32:
+    """A copy in another register, made here: what a product reads must not be written before."""
+    value = cutlass.Int32(word).ir_value(loc=loc, ip=ip)
+    result = llvm.inline_asm(
+        T.i32(), [value], "mov.b32 $0, $1;", "=r,r", has_side_effects=True, loc=loc, ip=ip
+    )
+    return cutlass.Int32(result)

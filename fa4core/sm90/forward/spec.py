@@ -37,6 +37,7 @@ class Spec:
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
         negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
             is then not the scaled maximum of scores.
+        row_max: Whether row maxima are wanted; else what is written is no more than a lower bound.
         target: Name of the target.
     """
 
@@ -48,6 +49,7 @@ class Spec:
     exp: Exp = attrs.field(factory=Exp)
     threshold: float = 8.0
     negative_scale: bool = False
+    row_max: bool = True
     target: str = "sm90"
 
     @property
@@ -93,6 +95,7 @@ class Spec:
             rmem=(
                 Region("s", ROWS * self.keys, stages=tiles),
                 Region("p", ROWS * self.keys // 2, stages=tiles),
+                Region("next", ROWS * self.keys // 2, stages=tiles),
                 Region("o", ROWS * self.d_v, stages=tiles),
             ),
         )

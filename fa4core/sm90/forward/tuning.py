@@ -15,7 +15,6 @@ class Shape:
         stages: Blocks of K, and of V, in shared memory.
         consumer, producer: Registers of a thread.
         turns: Whether the consumers take turns at issuing products.
-        late: Whether exponentials are kept ahead of the wait for P V; see `rows.hold`.
     """
 
     groups: int
@@ -24,7 +23,6 @@ class Shape:
     consumer: int = 240
     producer: int = 24
     turns: bool = True
-    late: bool = True
 
 
 #: By the larger of the head dims, up to and including.
