@@ -29,7 +29,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     k, k_free = ends.waits("k_full"), ends.posts("k_empty")
     v, v_free = ends.waits("v_full"), ends.posts("v_empty")
     turn, give = ends.waits("turn", optional=True), ends.posts("turn", optional=True)
-    in_q = ends.inside("rows", "q")  # then Q is free only behind the epilogue
+    in_q = ends.inside("rows", "q")  # then every tile has Q, and frees it behind the epilogue
     after = (t + 1) % len(work.tiles)
     if t == len(work.tiles) - 1:
         give.arrive(after)  # the first turn is the first consumer's
@@ -39,8 +39,9 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
         item = plan.item(index)
         rows = work.start()
         work.clear(t)
-        q.wait(t)
-        q.advance()
+        if (item.blocks > 0) | in_q:
+            q.wait(t)
+            q.advance()
         if item.blocks > 0:
             k_stage = k.take()
             turn.wait(t)
@@ -87,12 +88,12 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         work.rescale(t, factors)
                     work.pass_on(t)
                 done = 0
+            if const_expr(not in_q):
+                q_free.arrive(t)
             v_stage = v.take()
             work.pv(t, v_stage)
             work.settle(0)
             v_free.arrive(stage=v_stage)
-        if const_expr(not in_q):
-            q_free.arrive(t)  # not in a branch: all waits would be compiled as divergent then
         work.stored(0)
         work.finish(t, item, rows)
         work.store(t, item)

@@ -19,7 +19,11 @@ from fa4core.sm90.forward.spec import ROWS, Spec
 
 @cute.jit
 def load(work: Any, plan: Any, ends: Ends):
-    """Q of every consumer, then K and V block by block: K0 V0 K1 V1 ..."""
+    """K and V block by block, K0 V0 K1 V1 ..., with Q of every consumer behind K0.
+
+    K0 is loaded ahead, while the consumers still work on the tile before; Q has to wait for them.
+    """
+    in_q = ends.inside("rows", "q")
     q, q_free = ends.posts("q_full"), ends.waits("q_empty")
     k, k_free = ends.posts("k_full"), ends.waits("k_empty")
     v, v_free = ends.posts("v_full"), ends.waits("v_empty")
@@ -27,17 +31,27 @@ def load(work: Any, plan: Any, ends: Ends):
     index = source.first()
     while index < plan.count:
         item = plan.item(index)
-        for t in work.tiles:
-            q_free.wait(t)
-            work.load_q(item, t, barrier=q.expect(work.q_bytes, t))
-        q_free.advance()
+        if item.blocks > 0:
+            begin = plan.run(item.first_run)
+            k_free.wait()
+            work.load_k(item, begin.first, k.stage, barrier=k.expect(work.k_bytes))
+            k.advance()
+            k_free.advance()
+        if (item.blocks > 0) | in_q:
+            for t in work.tiles:
+                q_free.wait(t)
+                work.load_q(item, t, barrier=q.expect(work.q_bytes, t))
+            q_free.advance()
+        done = 1
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
             for j in range(run.first, run.end):
-                k_free.wait()
-                work.load_k(item, j, k.stage, barrier=k.expect(work.k_bytes))
-                k.advance()
-                k_free.advance()
+                if done == 0:
+                    k_free.wait()
+                    work.load_k(item, j, k.stage, barrier=k.expect(work.k_bytes))
+                    k.advance()
+                    k_free.advance()
+                done = 0
                 v_free.wait()
                 work.load_v(item, j, v.stage, barrier=v.expect(work.v_bytes))
                 v.advance()
