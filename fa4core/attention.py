@@ -6,20 +6,22 @@ import math
 
 import torch
 
-import fa4core.ops  # noqa: F401  (registers the operators)
+from fa4core.compile.aot import Exported
+from fa4core.prepared import Results
+from fa4core.recall import PADDED, find, keep, key_of
 from fa4core.variant import Variant
 from primitives.sequence import Layout
 
 Tensor = torch.Tensor
 
-_FULL, _PADDED = Variant(), Layout()
+_FULL = Variant()
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    variant: Variant | None = None,
+    variant: Variant | Exported | None = None,
     *,
     layout: Layout | None = None,
     scale: float | None = None,
@@ -44,7 +46,7 @@ def attention(
         k: Keys (batch, seqlen_k, heads_kv, d), packed (total_k, heads_kv, d), or in pages
             (num_pages, page_size, heads_kv, d). heads_q is a multiple of heads_kv (GQA, MQA).
         v: Values, as k with their own d_v.
-        variant: What to compute; None is full attention.
+        variant: What to compute; None is full attention. Also what `fa4core.compile.load` gives.
         layout: From `primitives.sequence`: `varlen(...)`, `paged(...)`, `fixed(...)`; None for
             padded tensors without padding.
         scale: Factor on q . k; None is 1 / sqrt(d).
@@ -68,8 +70,33 @@ def attention(
             accepted and what to do.
     """
     variant = _FULL if variant is None else variant
-    layout = _PADDED if layout is None else layout
-    _check_types(q, k, v, variant, layout, scale)
+    layout = PADDED if layout is None else layout
+    key = key_of(q, k, v, variant, layout, scale, backend)
+    prepared = None if key is None else find(variant, key)
+    if prepared is None:
+        _check_types(q, k, v, variant, layout, scale)
+        if key is not None:
+            prepared = keep(key, q, k, v, variant, layout, scale, backend)
+    if prepared is not None:
+        results = prepared(q, k, v, return_lse, return_row_max)
+    else:
+        results = _operator(q, k, v, variant, layout, scale, backend)
+    out, lse, row_max = results
+    if return_lse:
+        return (out, lse, row_max) if return_row_max else (out, lse)
+    return (out, row_max) if return_row_max else out
+
+
+def _operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: Variant | Exported,
+    layout: Layout,
+    scale: float | None,
+    backend: str,
+) -> Results:
+    """The call as an operator that torch can see: differentiated, compiled, exported."""
     out, lse, row_max = torch.ops.fa4core.forward(
         q,
         k,
@@ -88,15 +115,16 @@ def attention(
     )
     if q.dtype == torch.float32:  # the operator keeps them exact for the backward pass
         lse, row_max = lse.float(), row_max.float()
-    if return_lse and return_row_max:
-        return out, lse, row_max
-    if return_lse:
-        return out, lse
-    return (out, row_max) if return_row_max else out
+    return out, lse, row_max
 
 
 def _check_types(
-    q: Tensor, k: Tensor, v: Tensor, variant: Variant, layout: Layout, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: Variant | Exported,
+    layout: Layout,
+    scale: float | None,
 ) -> None:
     """What can be checked without the values of tensors; the operator checks the rest."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -114,7 +142,7 @@ def _check_types(
             "q, k and v are meta tensors, which hold no values; attention needs tensors on a real "
             "device (torch.compile and torch.export trace it without values)"
         )
-    if not isinstance(variant, Variant):
+    if not isinstance(variant, Variant | Exported):
         hint = (
             "; wrap it: Variant(mask=mask.define(f)) or Variant(score=score.define(f))"
             if callable(variant)

@@ -13,8 +13,10 @@ from typing import Literal, get_args
 import attrs
 import torch
 
+from fa4core.compile import cache
 from fa4core.plan.captured import check_captured
 from fa4core.plan.problem import Problem
+from fa4core.plan.target import of_capability
 from fa4core.program import Program
 from fa4core.sm100.support import refusal
 from fa4core.variant import Variant
@@ -25,11 +27,8 @@ Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
 _MAX_THRESHOLD = {torch.float16: 15.0}
 _MAX_THRESHOLD_ELSE = 64.0
 
-_MISSING = {
-    "sm100": "this version does not launch kernels on a Blackwell GPU yet; its SM100 forward runs "
-    "with backend='emulator'",
-    "sm90": "this version has no Hopper (SM90) kernels yet",
-}
+#: Backends whose kernels are the SM100 ones, so what these refuse, they refuse.
+_OF_SM100 = ("sm100", "emulator")
 
 
 @attrs.frozen
@@ -58,43 +57,90 @@ def supports(
         device: Where the tensors are.
     """
     try:
-        chosen, why = choose(backend, torch.device(device))
+        chosen, why = choose(backend, torch.device(device), variant.program, problem)
         check(variant.program, problem, torch.device(device), chosen)
     except (ValueError, IndexError, NotImplementedError) as error:
         return Support(False, str(error))
     return Support(True, f"{chosen}: {why}")
 
 
-def choose(backend: str, device: torch.device) -> tuple[str, str]:
-    """The backend a call takes and why.
+def choose(
+    backend: str,
+    device: torch.device,
+    program: Program | None = None,
+    problem: Problem | None = None,
+) -> tuple[str, str]:
+    """The backend a call takes and why; "auto" needs all four to know.
 
     Raises:
         ValueError: No backend of this name.
-        NotImplementedError: This version doesn't have it.
+        NotImplementedError: It can't run on this device, or not here.
     """
     if backend not in get_args(Backend):
         accepted = ", ".join(map(repr, get_args(Backend)))
         raise ValueError(f"backend={backend!r}; accepted are {accepted}")
-    if backend in _MISSING:
+    if backend == "auto":
+        return _automatic(device, program, problem)
+    if backend == "sm90":
         raise NotImplementedError(
-            f"backend={backend!r}: {_MISSING[backend]}; use backend='reference' (any device) or "
-            "'auto'"
+            "backend='sm90': this version has no Hopper (SM90) kernels yet; use "
+            "backend='reference' (any device) or 'auto'"
+        )
+    if backend in _OF_SM100 and not _has_compiler():
+        raise NotImplementedError(
+            f"backend={backend!r} compiles kernels with CuTe DSL, which is not installed: "
+            "pip install nvidia-cutlass-dsl"
+        )
+    if backend == "sm100" and (reason := no_blackwell(device)):
+        raise NotImplementedError(
+            f"backend='sm100': {reason}; use backend='emulator', which runs the same kernels on a "
+            "CPU, or use backend='reference' (any device) or 'auto'"
         )
     if backend == "emulator" and device.type != "cpu":
         raise NotImplementedError(
             f"backend='emulator' with tensors on {device}: it runs kernels on the CPU; move the "
             "tensors there"
         )
-    if backend == "emulator" and importlib.util.find_spec("cutlass") is None:
-        raise NotImplementedError(
-            "backend='emulator' compiles kernels with CuTe DSL, which is not installed: "
-            "pip install nvidia-cutlass-dsl"
-        )
-    if backend in ("reference", "emulator"):
-        return backend, "asked for"
+    return backend, "asked for"
+
+
+def _automatic(
+    device: torch.device, program: Program | None, problem: Problem | None
+) -> tuple[str, str]:
     if device.type == "cpu":
         return "reference", "the tensors are on the CPU"
-    return "reference", f"the tensors are on {device}, and this version has no kernels for it yet"
+    if no_blackwell(device) or not _has_compiler():
+        why = f"the tensors are on {device}, and this version has no kernels for it yet"
+        return "reference", why
+    reason = refusal(program, problem) if program and problem else None
+    if reason is not None:
+        return "reference", f"the SM100 kernels refuse the call: {reason}"
+    return "sm100", f"the tensors are on {device}, a {torch.cuda.get_device_name(device)}"
+
+
+def _has_compiler() -> bool:
+    """Whether kernels can be compiled, or are there already (`fa4core.compile.load`)."""
+    return importlib.util.find_spec("cutlass") is not None or not cache.is_empty()
+
+
+def no_blackwell(device: torch.device) -> str | None:
+    """Why SM100 kernels can't run on a device, or None if they can."""
+    needs = "it needs a Blackwell GPU (compute capability 10.0 or 10.3)"
+    if device.type != "cuda":
+        return f"the tensors are on {device}, and {needs}"
+    if not torch.cuda.is_available():
+        return f"torch sees no GPU here, and {needs}"
+    capability = torch.cuda.get_device_capability(device)
+    if target_of(device) is None:
+        title = torch.cuda.get_device_name(device)
+        return f"{device} is a {title} of capability {'.'.join(map(str, capability))}, and {needs}"
+    return None
+
+
+def target_of(device: torch.device) -> str | None:
+    """The target that SM100 kernels are compiled for to run on a GPU, or None."""
+    found = of_capability(*torch.cuda.get_device_capability(device))
+    return found.name if found is not None and found.arch.startswith("sm_10") else None
 
 
 _announced: set[str] = set()
@@ -120,8 +166,8 @@ def check(
         ValueError, IndexError: Saying what was given, what is accepted and what to do.
         NotImplementedError: The chosen backend can't do it; with the reason.
     """
-    if chosen == "emulator" and (reason := refusal(program, problem)):
-        raise NotImplementedError(f"backend='emulator': {reason}, or use backend='reference'")
+    if chosen in _OF_SM100 and (reason := refusal(program, problem)):
+        raise NotImplementedError(f"backend={chosen!r}: {reason}, or use backend='reference'")
     check_captured(program.graph, problem, device)
     most = _MAX_THRESHOLD.get(problem.dtype, _MAX_THRESHOLD_ELSE)
     if program.rescale_threshold is not None and program.rescale_threshold > most:

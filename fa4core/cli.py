@@ -20,7 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fa4core import console
-from fa4core.cli_variant import SETTINGS, factory_parameters, prebuilt, requested, takes_problem
+from fa4core.cli_variant import (
+    REFUSALS,
+    SETTINGS,
+    factory_parameters,
+    prebuilt,
+    requested,
+    takes_problem,
+)
 
 LAZY = {"emulate": "fa4core.emulator.cli", "report": "fa4core.report.cli"}
 
@@ -90,7 +97,7 @@ def explain(
         if draw is not None:
             explanation.draw(draw, sequence=sequence, head=head)
             click.echo(f"drawn: {draw}")
-    except (ValueError, TypeError, IndexError, ImportError, OSError, NotImplementedError) as error:
+    except REFUSALS as error:
         raise click.ClickException(str(error)) from error
 
 

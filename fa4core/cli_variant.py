@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+#: Errors that say what was given and what is accepted, so that their message is all one needs.
+REFUSALS = (ValueError, TypeError, IndexError, ImportError, OSError, NotImplementedError)
 _OPTIONS = (
     click.argument("variant"),
     click.argument("options", nargs=-1, type=click.UNPROCESSED),

@@ -55,5 +55,6 @@ def grid(*titles: str, left: int = 1) -> Table:
     """A table without lines: `left` columns of text, then numbers."""
     table: Any = Table(box=None, pad_edge=False, padding=(0, 2))
     for n, title in enumerate(titles):
-        table.add_column(title, justify="left" if n < left else "right")
+        text = n < left
+        table.add_column(title, justify="left" if text else "right", no_wrap=not n)
     return table

@@ -10,28 +10,32 @@ captured indices) is checked when the operator runs; what needs shapes only, whe
 # No `from __future__ import annotations`: torch reads the annotations to make the schemas.
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fa4core.backends import announce, check, choose
+from fa4core.backends import announce, check, choose, target_of
+from fa4core.compile.kernel import Kernel
+from fa4core.places import Place, in_emulator, on_device
 from fa4core.plan.captured import check_device
 from fa4core.plan.problem import Problem
+from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
-from fa4core.prepared import Prepared, in_emulator, prepare
+from fa4core.prepared import Prepared, kernel_of, prepare
 from fa4core.program import Program
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
 from fa4core.sm100.forward.launch import FORWARD
-from fa4core.sm100.support import check_tensors
+from fa4core.variant import Variant
 from primitives.expr import Capture
 from primitives.sequence import Layout
 
 
-def _call(
+def plan_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -43,11 +47,16 @@ def _call(
 ) -> tuple[Call, str]:
     """Check everything and analyse the mask; gives the call and the backend it takes."""
     problem = Problem.from_tensors(q, k, v, layout)
-    chosen, why = choose(backend, q.device)
-    if backend == "auto" and q.device.type != "cpu":
-        announce(chosen, why)
     program = Program.parse(spec, captured)
+    chosen, why = choose(backend, q.device, program, problem)
+    if chosen == "reference" and backend == "auto" and q.device.type != "cpu":
+        announce(chosen, why)
     check(program, problem, q.device, chosen)
+    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
+    return _analysed(program, problem, layout, scale), chosen
+
+
+def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: float) -> Call:
     tiles = tile_map(
         program.graph.mask,
         batch=problem.batch,
@@ -55,8 +64,35 @@ def _call(
         seqlens_q=problem.seqlens_q,
         seqlens_k=problem.seqlens_k,
     )
-    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k), chosen
+    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k)
+
+
+def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
+    """A call of a backend that has kernels, ready to run."""
+    if chosen == "emulator":
+        return prepare(FORWARD, call, q, k, v, in_emulator("sm100"))
+    target = target_of(q.device)
+    assert target is not None  # `choose` has seen to it
+    return prepare(FORWARD, call, q, k, v, on_device(target, q.device))
+
+
+def kernels_of(
+    variant: Variant, problems: Iterable[Problem], target: str, scale: float, emulated: bool
+) -> list[Kernel]:
+    """The kernels that calls of a variant need, each once.
+
+    Raises:
+        ValueError, IndexError, NotImplementedError: A problem can't be run; with the reason.
+    """
+    place = Place(target, planned(target).measured.sms, emulated)
+    found: dict[str, Kernel] = {}
+    for problem in problems:
+        call = _analysed(variant.program, problem, None, scale)
+        check(call.program, problem, torch.device("cpu"), "sm100")
+        kernel, _ = kernel_of(FORWARD, call, place)
+        if kernel is not None:
+            found |= {k.key: k for k in (*FORWARD.before(call, place), kernel)}
+    return list(found.values())
 
 
 @torch.library.custom_op("fa4core::forward", mutates_args=())
@@ -83,15 +119,10 @@ def forward(
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
-    call, chosen = _call(q, k, v, captured, layout, spec, scale, backend)
-    if chosen == "emulator":
-        return _prepared(call, q, k, v, chosen)(q, k, v)
-    return tiled_forward(call, q, k, v)
-
-
-def _prepared(call: Call, q: Tensor, k: Tensor, v: Tensor, chosen: str) -> Prepared:
-    check_tensors(q, k, v)
-    return prepare(FORWARD, call, q, k, v, in_emulator("sm100"))
+    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
+    if chosen == "reference":
+        return tiled_forward(call, q, k, v)
+    return prepared(call, chosen, q, k, v)(q, k, v)
 
 
 @forward.register_fake
@@ -134,12 +165,14 @@ def backward(
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
-    call, chosen = _call(q, k, v, captured, layout, spec, scale, backend)
-    if chosen == "emulator":
-        raise NotImplementedError(
-            "backend='emulator' has no backward kernels yet; call it under torch.no_grad(), or use "
-            "backend='reference'"
-        )
+    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
+    if chosen != "reference":
+        lacks = f"backend={chosen!r} has no backward kernels yet"
+        if backend != "auto":
+            raise NotImplementedError(
+                f"{lacks}; call it under torch.no_grad(), or use backend='reference'"
+            )
+        announce("reference", f"{lacks}, so the backward pass runs on it")
     result = tiled_backward(call, q, k, v, out, lse, grad_out, grad_lse)
     gradients = []
     for slot in differentiated(spec):

@@ -1,8 +1,8 @@
 """`Prepared`: an attention call whose plan is made and whose kernel is loaded.
 
 What is left to do at a call is to allocate the results and to launch. Every skeleton of kernels
-(`Skeleton`) and both places that execute one, a GPU and the emulator, share this; only the target
-and the kernel differ. `fa4core.ops` prepares and runs calls, `fa4core.recall` keeps them.
+(`Skeleton`) and every place that executes one (`fa4core.places`) share this; only the target and
+the kernel differ. `fa4core.ops` prepares and runs calls, `fa4core.recall` keeps them.
 
 A forward kernel's host function takes q, k, v, out (batch, rows, heads, d), packed tensors with
 batch 1, lse and row_max (batch, heads, rows), then what its skeleton's `run_time` says.
@@ -10,6 +10,8 @@ batch 1, lse and row_max (batch, heads, rows), then what its skeleton's `run_tim
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +20,14 @@ import torch
 
 from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, type_of
+from fa4core.places import Place
 from fa4core.plan.problem import Problem
+from fa4core.plan.strides import copy_reason
 from fa4core.reference.tiled import Call
 
 Tensor = torch.Tensor
-Results = tuple[Tensor, Tensor, Tensor]
+Shape = tuple[int, ...]
+Results = tuple[Tensor, Any, Any]  # the last two None where they are not wanted
 
 
 @attrs.frozen
@@ -30,15 +35,23 @@ class Skeleton:
     """One family of forward kernels.
 
     Attributes:
-        function: Host function, "module:name".
         spec_of: (call, target's name) -> what the kernel is compiled for.
-        run_time: (call, spec, SMs) -> arguments after row_max: tensors, tuples of captured tensors,
-            floats and ints; None if there is no work. Tensors may be on any device.
+        function: spec -> host function, "module:name".
+        workspaces: (call, spec, shape of out, shape of row_max) -> shapes of float32 tensors that
+            follow row_max, new ones for each call; -inf where the results are filled.
+        metadata: (call, spec, place, device) -> what is planned for lengths, mask and schedule; a
+            value to keep and to pass again.
+        before: (call, place) -> kernels that making it launches.
+        run_time: (call, spec, place, metadata) -> arguments after those: tensors, tuples of
+            captured tensors, floats and ints; None if there is no work. On any device.
     """
 
-    function: str
     spec_of: Callable[[Call, str], Any]
-    run_time: Callable[[Call, Any, int], tuple | None]
+    function: Callable[[Any], str]
+    workspaces: Callable[[Call, Any, Shape, Shape], tuple[Shape, ...]]
+    metadata: Callable[[Call, Any, Place, torch.device], Any]
+    before: Callable[[Call, Place], tuple[Kernel, ...]]
+    run_time: Callable[[Call, Any, Place, Any], tuple | None]
 
 
 @attrs.frozen(eq=False)
@@ -47,39 +60,79 @@ class Prepared:
 
     Attributes:
         launch: Takes all arguments; None if there is nothing to launch.
-        shown: For each of q, k, v its (shape, strides) as the kernel takes it, a tensor to take
-            instead, or None to take it as it is.
-        out_shape, rows_shape: Of the results, as the kernel takes them.
-        packed: Whether results lose their batch dimension.
+        shown: For each of q, k, v what makes of it the form that the kernel takes, or None to take
+            it as it is; None if that holds for all.
+        out_shape, rows_shape: Of the results.
+        spaces: Shapes of the workspaces.
+        packed: Whether results have no batch dimension, but for the kernel.
         fill: Whether there are rows that no kernel writes.
-        rest: Arguments after row_max.
+        rest: Arguments after the workspaces.
+        unread: Where the kernel writes LSE and row maximum if nobody wants them.
     """
 
     launch: Callable[..., Any] | None
-    shown: tuple[Any, ...]
-    out_shape: tuple[int, ...]
-    rows_shape: tuple[int, ...]
+    shown: tuple[Callable[[Tensor], Tensor] | None, ...] | None
+    out_shape: Shape
+    rows_shape: Shape
+    spaces: tuple[Shape, ...]
     packed: bool
     fill: bool
     rest: tuple
+    unread: tuple[Any, Any]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Results:
-        dtype, device = q.dtype, q.device
-        out = torch.empty(self.out_shape, dtype=dtype, device=device)
-        lse = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
-        row_max = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, with_lse: bool = True, with_max: bool = True
+    ) -> Results:
+        """Output, LSE and row maximum; None for what is not wanted, which costs no memory."""
+        device = q.device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            _in_graphs.append(self)
+        out = torch.empty(self.out_shape, dtype=q.dtype, device=device)
+        lse = row_max = None
+        if with_lse:
+            lse = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
+        if with_max:
+            row_max = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
+        spaces: list[Tensor] = []
+        if self.spaces:
+            spaces = [torch.empty(s, dtype=torch.float32, device=device) for s in self.spaces]
         if self.fill:
             out.zero_()
-            lse.fill_(-torch.inf)
-            row_max.fill_(-torch.inf)
+            for rows in (lse, row_max, *spaces):
+                if rows is not None:
+                    rows.fill_(-torch.inf)
         if self.launch is not None:
-            inputs = map(_as_shown, (q, k, v), self.shown)
-            self.launch(*inputs, out, lse, row_max, *self.rest)
-        return (out[0], lse[0], row_max[0]) if self.packed else (out, lse, row_max)
+            if self.shown is not None:
+                of_q, of_k, of_v = self.shown
+                q = q if of_q is None else of_q(q)
+                k = k if of_k is None else of_k(k)
+                v = v if of_v is None else of_v(v)
+            results = (
+                out[None] if self.packed else out,
+                self._written(lse, 0),
+                self._written(row_max, 1),
+            )
+            self.launch(q, k, v, *results, *spaces, *self.rest)
+        return out, lse, row_max
+
+    def _written(self, rows: Tensor | None, number: int) -> Any:
+        """Where the kernel writes a statistic."""
+        if rows is None:
+            return self.unread[number]
+        return rows[None] if self.packed else rows
+
+
+_in_graphs: list[Prepared] = []  # a graph may be replayed for ever, and reads their tables
 
 
 def prepare(
-    skeleton: Skeleton, call: Call, q: Tensor, k: Tensor, v: Tensor, place: Place
+    skeleton: Skeleton,
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    place: Place,
+    metadata: Any = None,
 ) -> Prepared:
     """Plan a call, compile or find its kernel, and bring its tables to where it runs.
 
@@ -88,44 +141,73 @@ def prepare(
         call: Validated and supported.
         q, k, v: As the call's layout says.
         place: Where it will run.
+        metadata: The skeleton's, of an earlier call with these lengths, mask, schedule and place.
     """
     packed = q.dim() == 3
-    batch = () if not packed else (1,)
-    out_shape = (*batch, *q.shape[:-1], call.problem.head_dim_v)
-    rows_shape = (out_shape[0], out_shape[2], out_shape[1])
-    spec = skeleton.spec_of(call, place.target)
-    rest = skeleton.run_time(call, spec, place.sms)
-    launch = None
-    if rest is not None:
-        rest = tuple(_moved(r, q.device) for r in rest)
-        types = _types(q.dtype, rest)
-        kernel = Kernel(skeleton.function, types, spec, place.target, place.emulated)
-        launch, rest = place.bind(obtain(kernel).function, rest)
-    shown = tuple(_shown(t) for t in (q, k, v))
+    out_shape = (*q.shape[:-1], call.problem.head_dim_v)
+    rows_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    batched = tuple((1, *s) if packed else s for s in (out_shape, rows_shape))
+    kernel, rest = kernel_of(skeleton, call, place, q.device, metadata)
+    launch: Callable[..., Any] | None = None
+    spaces: tuple[Shape, ...] = ()
+    if kernel is not None:
+        assert place.launcher is not None
+        spaces = skeleton.workspaces(call, kernel.spec, *batched)
+        rest = tuple(place.converted(_moved(r, q.device)) for r in rest)
+        launch = place.launcher(obtain(kernel).function)
+    shown = _shown(q, queries=True), _shown(k, queries=False), _shown(v, queries=False)
     fill = launch is None or not _covered(call.problem, q)
-    return Prepared(launch, shown, out_shape, rows_shape, packed, fill, rest or ())
+    prepared = Prepared(
+        launch,
+        None if shown == (None,) * 3 else shown,
+        out_shape,
+        rows_shape,
+        spaces,
+        packed,
+        fill,
+        rest,
+        tuple(place.converted(rows) for rows in _unread(batched[1], q.device)),
+    )
+    place.follow(prepared)
+    return prepared
 
 
-@attrs.frozen
-class Place:
-    """Where kernels run.
-
-    Attributes:
-        target: Name of the target.
-        sms: Streaming multiprocessors.
-        emulated: Whether it is the emulator.
-        bind: (host function, arguments after row_max) -> what to call, and with which of these.
-    """
-
-    target: str
-    sms: int
-    emulated: bool
-    bind: Callable[[Callable[..., Any], tuple], tuple[Callable[..., Any], tuple]]
+def _unread(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two tensors that all calls on a device may write at once, because nobody reads them."""
+    count = math.prod(shape)
+    second = -(-count // 4) * 4  # aligned to 16 bytes
+    known = _scratch.get(device)
+    if known is None or known.numel() < 2 * second:
+        known = _scratch[device] = torch.empty(max(4 * second, 1 << 12), device=device)
+    return known[:count].view(shape), known[second : second + count].view(shape)
 
 
-def _types(dtype: torch.dtype, rest: tuple) -> tuple:
+_scratch: dict[torch.device, Tensor] = {}
+
+
+def kernel_of(
+    skeleton: Skeleton,
+    call: Call,
+    place: Place,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (a value)
+    metadata: Any = None,
+) -> tuple[Kernel | None, tuple]:
+    """A call's kernel, None if there is no work, and its arguments after the workspaces."""
+    spec = skeleton.spec_of(call, place.target)
+    if metadata is None:
+        metadata = skeleton.metadata(call, spec, place, device)
+    rest = skeleton.run_time(call, spec, place, metadata)
+    if rest is None:
+        return None, ()
+    spaces = skeleton.workspaces(call, spec, (0,) * 4, (0,) * 3)
+    types = _types(call.problem.dtype, spaces, rest)
+    return Kernel(skeleton.function(spec), types, spec, place.target, place.emulated), rest
+
+
+def _types(dtype: torch.dtype, spaces: tuple[Shape, ...], rest: tuple) -> tuple:
     """Types of all arguments. Inputs and output differ in nothing that is compiled for."""
     like = [torch.empty((0,) * 4, dtype=dtype)] * 4 + [torch.empty((0,) * 3)] * 2
+    like += [torch.empty((0,) * len(s)) for s in spaces]
     return tuple(map(type_of, (*like, *rest)))
 
 
@@ -143,64 +225,35 @@ def _covered(problem: Problem, q: Tensor) -> bool:
     return sum(problem.seqlens_q) == rows
 
 
-def _shown(tensor: Tensor) -> Any:
+def _shown(tensor: Tensor, queries: bool) -> Callable[[Tensor], Tensor] | None:
     """How the kernel takes a tensor: four dimensions, and a stride that TMA takes in each.
 
-    A dimension of extent 1 may have any stride in torch, and nothing depends on it.
+    A dimension of extent 1 may have any stride in torch, and nothing depends on it; one that is
+    expanded (stride 0) has one entry.
     """
     form = tensor if tensor.dim() == 4 else tensor[None]
     if not form.numel():
-        return tensor.new_zeros(tuple(max(n, 1) for n in form.shape))  # nothing reads it
+        none = tensor.new_zeros(tuple(max(n, 1) for n in form.shape))  # nothing reads it
+        return lambda _: none
+    if copy_reason(form, queries) is not None:
+        return _copied
     last = form.dim() - 1
+    shape = tuple(1 if s == 0 else n for n, s in zip(form.shape, form.stride(), strict=True))
     strides = tuple(
         (1 if i == last else 8) if n == 1 else stride
-        for i, (n, stride) in enumerate(zip(form.shape, form.stride(), strict=True))
+        for i, (n, stride) in enumerate(zip(shape, form.stride(), strict=True))
     )
-    return None if strides == tensor.stride() else (tuple(form.shape), strides)
+    if shape == tensor.shape and strides == tensor.stride():
+        return None
+    if shape == form.shape and strides[1:] == tensor.stride():
+        return _BATCHED  # quicker than the general form
+    return operator.methodcaller("as_strided", shape, strides)
 
 
-def _as_shown(tensor: Tensor, shown: Any) -> Tensor:
-    if shown is None:
-        return tensor
-    return shown if isinstance(shown, Tensor) else tensor.as_strided(*shown)
+_BATCHED = operator.itemgetter(None)  # tensor[None]
 
 
-def in_emulator(target: str) -> Place:
-    """The emulator: the open session with its seed and number of SMs, or one for each call."""
-    from fa4core.compile.targets import resolve
-    from fa4core.emulator.session import current_session, emulator
-
-    def bind(function: Callable[..., Any], rest: tuple) -> tuple[Callable[..., Any], tuple]:
-        def launch(*arguments: Any) -> None:
-            session = current_session()
-            if session is not None:
-                session.call(function, *arguments)
-                return
-            with emulator(target=target, record=False) as session:
-                session.call(function, *arguments)
-
-        return launch, rest
-
-    session = current_session()
-    sms = resolve(target).num_sms if session is None else session.num_sms
-    return Place(target, sms, True, bind)
-
-
-def on_device(target: str, device: torch.device) -> Place:
-    """A GPU. The host function launches on the device of its tensors, on that device's current
-    stream; tensors that stay the same from call to call are converted once."""
-    import tvm_ffi
-
-    def converted(argument: Any) -> Any:
-        if isinstance(argument, Tensor):
-            return tvm_ffi.from_dlpack(argument)
-        if isinstance(argument, tuple):
-            return tvm_ffi.convert(tuple(map(converted, argument)))
-        return argument
-
-    def bind(function: Callable[..., Any], rest: tuple) -> tuple[Callable[..., Any], tuple]:
-        torch.cuda.synchronize(device)  # the tables are there, whichever stream launches
-        return function, tuple(map(converted, rest))
-
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Place(target, sms, False, bind)
+def _copied(tensor: Tensor) -> Tensor:
+    """For what TMA can't read where it is."""
+    copy = tensor.clone(memory_format=torch.contiguous_format)
+    return copy if copy.dim() == 4 else copy[None]

@@ -26,7 +26,8 @@ def _degree(_: object, attribute: attrs.Attribute, value: int) -> None:
 class Exp:
     """Share `fraction` of the exponentials by a polynomial of degree `degree`, the rest by MUFU.
 
-    Of the elements of a row, every (1/fraction)-th is emulated, so the mix is reproducible.
+    Of the pairs of neighbours in a row, every (1/fraction)-th is emulated, so the mix is
+    reproducible.
 
     Attributes:
         degree: Of the polynomial for 2^x on [0, 1), 0 to 6. Degree 3 has a relative error of at

@@ -11,6 +11,7 @@ import attrs
 
 Coordinates = Literal["heads", "packed_gqa", "split_kv"]
 Source = Literal["one_tile", "persistent", "dynamic"]
+Ctas = Literal[1, 2]
 Order = Literal["in_order", "longest_first", "shortest_first", "batch_sorted"]
 
 
@@ -29,7 +30,11 @@ class Schedule:
         order: In order; longest processing time first; shortest first; sequences sorted by the
             time of their longest tile.
         num_splits: Shares of the keys, with `coordinates="split_kv"`; 1 otherwise.
-        l2_sections: Group heads so that their keys and values fit the L2 cache.
+        l2_sections: Group heads so that their keys and values fit the L2 cache; the order holds
+            within such a section of a sequence, where all query heads of a KV head are side by
+            side. Without, it holds for all tiles together, or within sequences that are sorted.
+        ctas: CTAs that share a work tile and its matrix products: 1, or 2 on Blackwell. A pair has
+            twice the queries, and each of the two holds only half of every key tile.
 
     Raises:
         ValueError, TypeError: A choice that there is not, or splits without `split_kv`.
@@ -40,6 +45,7 @@ class Schedule:
     order: Order = attrs.field(default="longest_first", validator=_one_of(Order))
     num_splits: int = 1
     l2_sections: bool = True
+    ctas: int = attrs.field(default=1, validator=_one_of(Ctas))
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.num_splits, int) or isinstance(self.num_splits, bool):

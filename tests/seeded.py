@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-METHODS = ("wait", "arrive", "advance", "settle", "stored")
+METHODS = ("wait", "arrive", "advance", "drain", "settle", "stored")
 
 
 @attrs.frozen

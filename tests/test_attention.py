@@ -76,7 +76,7 @@ def test_auto_takes_the_reference_on_a_cpu():
 
 
 @pytest.mark.parametrize("backend", ["sm100", "sm90"])
-def test_a_backend_that_does_not_exist_yet_is_refused(backend):
+def test_a_backend_that_can_not_run_here_is_refused(backend):
     with pytest.raises(NotImplementedError, match=f"{backend}.*use backend='reference'"):
         attention(Q, K, V, backend=backend)
     answer = supports(Variant(), Problem.from_tensors(Q, K, V), backend)

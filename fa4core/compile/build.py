@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
 from fa4core.compile.cross import cross_compile
 from fa4core.compile.environment import import_dsl
 from fa4core.compile.kernel import Kernel, TensorType
-from fa4core.compile.package import FUNCTION, Package
+from fa4core.compile.linking import FUNCTION, linked
+from fa4core.compile.package import Package
 
 
 def build(kernel: Kernel) -> Package:
@@ -23,20 +25,23 @@ def build(kernel: Kernel) -> Package:
         from fa4core.emulator.host.rewrite import rewrite
 
         for_emulator = {"runtime": library.runtime_library(), "rewrite": rewrite}
-    compiled = cross_compile(
-        kernel.load(),
-        *map(_stand_in, kernel.arguments),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        kernel.spec,
-        target=kernel.target,
-        options="--enable-tvm-ffi",
-        **for_emulator,
-    )
+    with warnings.catch_warnings():
+        # The DSL takes the tuple of captured tensors well, and says that it may not.
+        warnings.filterwarnings("ignore", "Argument captured .* cannot be converted")
+        compiled = cross_compile(
+            kernel.load(),
+            *map(_stand_in, kernel.arguments),
+            make_fake_stream(use_tvm_ffi_env_stream=True),
+            kernel.spec,
+            target=kernel.target,
+            options="--enable-tvm-ffi",
+            **for_emulator,
+        )
     with tempfile.TemporaryDirectory(prefix="fa4core-build-") as folder:
         path = Path(folder) / "host.o"
         exported: Any = compiled.function
-        exported.export_to_c(str(path), FUNCTION)
-        host = path.read_bytes()
+        exported.export_to_c(str(path), FUNCTION, export_only_tvm_ffi_symbols=True)
+        host = path.read_bytes() if kernel.emulated else linked(path.read_bytes())
     artifact = compiled.artifact
     return Package(kernel.key, kernel.target, kernel.emulated, host, artifact.ptx, artifact.cubin)
 

@@ -18,7 +18,7 @@ from fa4core.compile.package import DamagedError, Package
 MOST = 256  # kernels kept in memory
 
 _lock = threading.RLock()
-_packages: OrderedDict[Kernel, Package] = OrderedDict()
+_packages: OrderedDict[str, Package] = OrderedDict()
 
 
 @attrs.frozen
@@ -54,9 +54,9 @@ def statistics() -> Statistics:
 def obtain(kernel: Kernel) -> Package:
     """The package of a kernel, from memory, from disk or from the compiler."""
     with _lock:
-        known = _packages.get(kernel)
+        known = _packages.get(kernel.key)
         if known is not None:
-            _packages.move_to_end(kernel)
+            _packages.move_to_end(known.key)
             _count("reused")
             return known
         package = _stored(kernel)
@@ -68,16 +68,21 @@ def obtain(kernel: Kernel) -> Package:
             disk.write(kernel, package)
         else:
             _count("read")
-        add(kernel, package)
+        add(package)
         return package
 
 
-def add(kernel: Kernel, package: Package) -> None:
+def add(package: Package) -> None:
     """Make a package known, as if it had just been compiled."""
     with _lock:
-        _packages[kernel] = package
+        _packages[package.key] = package
         while len(_packages) > MOST:
             _packages.popitem(last=False)
+
+
+def is_empty() -> bool:
+    """Whether no kernel is in memory."""
+    return not _packages
 
 
 def clear() -> None:

@@ -16,6 +16,7 @@ import networkx as nx
 from fa4core.compile.sass import Code, Instruction
 
 _ENDS = {"EXIT", "RET", "KILL", "BRX", "JMX"}
+_IDLE = {"barrier", "control", "uniform", "ALU", "FMA"}  # a retry has nothing but moves besides
 _BRANCHES = {"BRA", "BRX", "JMP", "JMX", "BSYNC", *_ENDS}
 
 
@@ -64,19 +65,26 @@ class Loop:
     def is_retry(self) -> bool:
         """Whether all it does is to wait for a barrier."""
         found = self.instructions
-        return any(map(is_wait, found)) and not any(
-            is_step(i) or i.pipe in ("FMA x2", "FMA", "TMEM") for i in found if i.opcode != "IMAD"
-        )
+        idle = all(i.pipe in _IDLE and not is_step(i) for i in found)
+        return idle and any(map(is_wait, found))
 
-    def way(self, longest: bool, trips: Callable[[Loop], int] = lambda loop: 1) -> Way:
+    def way(
+        self,
+        longest: bool,
+        trips: Callable[[Loop], int] = lambda loop: 1,
+        fewest_steps: bool = False,
+    ) -> Way:
         """The shortest or longest way through one iteration; see the module.
 
         Args:
             longest: Or the shortest.
             trips: How often an inner loop runs each time.
+            fewest_steps: Leave out every step of the protocol that can be left out, instead of
+                performing all: for what only some iterations do.
         """
         graph, content = self._acyclic(longest, trips)
         sign = -1 if longest else 1
+        step = 1 if fewest_steps else -1
         start = "head"
         best: dict = {start: (0, 0, 0)}
         came: dict = {}
@@ -86,7 +94,7 @@ class Loop:
             steps, retries, length = best[node]
             own = content.get(node, Way((), ()))
             reached = (
-                steps - sum(map(is_step, own.all)),
+                steps + step * sum(map(is_step, own.all)),
                 retries + own.retries,
                 length + sign * len(own.all),
             )

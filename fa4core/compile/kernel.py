@@ -71,7 +71,7 @@ class Kernel:
     @property
     def digest(self) -> str:
         """Of the key, of all source code and of the toolchain: what an entry on disk is for."""
-        return hashlib.sha256(f"{self.key}\n{surroundings()}".encode()).hexdigest()
+        return _digest(self.key, surroundings())
 
     def load(self) -> Callable[..., Any]:
         """The host function; imports the DSL."""
@@ -98,17 +98,23 @@ def type_of(argument: Any, align: int = ALIGNMENT) -> Any:
     return "float32" if isinstance(argument, float) else "int32"
 
 
-@functools.cache
 def surroundings() -> str:
-    """Digest of what all kernels depend on: this project's code, the toolchain, the machine.
+    """Digest of what all kernels depend on besides their keys: code, toolchain, machine."""
+    return _digest(sources(), *(f"{name} {metadata.version(name)}" for name in _PACKAGES))
+
+
+@functools.cache
+def sources() -> str:
+    """Digest of this project's code, and of the machine that host code runs on.
 
     All of the code, because a list of the files that matter would be wrong one day.
     """
-    h = hashlib.sha256()
-    for name in _PACKAGES:
-        h.update(f"{name} {metadata.version(name)}\n".encode())
-    h.update(f"{platform.machine()} {platform.system()}\n".encode())
+    h = hashlib.sha256(f"{platform.machine()} {platform.system()}".encode())
     for root in _SOURCES:
         for path in sorted((*root.rglob("*.py"), *root.rglob("shim.c"))):
             h.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return h.hexdigest()
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

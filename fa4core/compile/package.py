@@ -1,7 +1,7 @@
 """`Package`: a compiled kernel as bytes, with everything that is needed to launch or emulate it.
 
 A zip file, whose checksums tell a damaged one. The caches store it, `export` ships it. Opening one
-needs no compiler: the object file is linked into the process and called through TVM-FFI.
+compiles nothing: the host function is linked into the process and called through TVM-FFI.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import attrs
 
 from fa4core.compile.artifact import Artifact
 from fa4core.compile.environment import dsl_settings, import_dsl
+from fa4core.compile.linking import FUNCTION, is_library, load_library
 from fa4core.compile.targets import resolve
-
-FUNCTION = "fa4core_kernel"  # the name of every packaged host function
 
 
 class DamagedError(ValueError):
@@ -35,7 +34,7 @@ class Package:
         key: `Kernel.key` of what it was compiled from.
         target: Name of the target.
         emulated: Whether its host code calls the emulator.
-        host: Object file of the host function, the machine code inside.
+        host: Shared library or object file of the host function, the machine code inside.
         ptx, cubin: Of the kernel, for the emulator and for reports.
     """
 
@@ -83,6 +82,8 @@ class Package:
     def function(self) -> Callable[..., Any]:
         """The host function, linked into this process: takes torch tensors, launches on their
         device and on its current stream."""
+        if is_library(self.host):
+            return load_library(self.host)
         import_dsl()
         from cutlass.cute.runtime import load_module
 

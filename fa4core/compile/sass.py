@@ -19,7 +19,8 @@ PIPES = (
     "FMA x2", "FMA", "ALU", "MUFU", "TMEM", "LSU", "tensor", "TMA", "barrier", "uniform", "control",
 )  # fmt: skip
 
-# Pipe by opcode. MUFU stands for the unit that also rounds, counts bits and converts to integers.
+# Pipe by opcode. MUFU stands for the unit that also rounds, counts bits and converts between floats
+# and integers (Nsight Compute's documentation calls it XU).
 # Whatever begins with U and is not listed runs on the uniform datapath; the rest is integer,
 # comparison, selection, movement and conversion work of the ALU.
 _OPCODES = {

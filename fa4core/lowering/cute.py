@@ -16,16 +16,11 @@ import cutlass
 from cutlass import cute
 from cutlass.cute import math as device
 
-from primitives.expr import Capture, Node, walk
+from fa4core.lowering.approximate import QUICK, Unit
+from fa4core.lowering.words import per_element
+from primitives.expr import Capture, Node, algebra, walk
 
 Value = Any  # Int32, Float32, Boolean of the DSL, or a Python number known when compiling
-
-_PER_ELEMENT = frozenset({"k", "score"})
-
-
-def per_element(node: Node) -> bool:
-    """Whether a node's value differs between the elements of a row."""
-    return bool(node.free & _PER_ELEMENT)
 
 
 class Scope:
@@ -38,6 +33,7 @@ class Scope:
             are then clamped. Without it every index must be inside (after adding the extent to
             negative ones).
         outer: The scope of the row that this element's scope belongs to.
+        unit: Who computes transcendental functions, approximately; None: as exact as float32 is.
     """
 
     def __init__(
@@ -46,14 +42,15 @@ class Scope:
         captured: Mapping[Capture, cute.Tensor],
         guarded: bool,
         outer: Scope | None = None,
+        unit: Unit | None = None,
     ):
         self.variables, self.captured, self.guarded = variables, captured, guarded
-        self.outer = outer
+        self.outer, self.unit = outer, unit
         self.values: dict[Node, Value] = {}
 
-    def element(self, k: Value, score: Value = None) -> Scope:
+    def element(self, k: Value, score: Value = None, unit: Unit | None = None) -> Scope:
         """The scope of one element of this row."""
-        return Scope({"k": k, "score": score}, self.captured, self.guarded, self)
+        return Scope({"k": k, "score": score}, self.captured, self.guarded, self, unit)
 
     def hoist(self, roots: Sequence[Node]) -> None:
         """Emit what `roots` need once for a row, here: before code that branches."""
@@ -79,6 +76,11 @@ class Scope:
         if node.op == "linear":
             coefficients, constant = node.attr
             return _linear(coefficients, constant, self._args(node))
+        if self.unit is not None and node.op in QUICK:
+            return QUICK[node.op](as_float(self.value(node.args[0])), self.unit)
+        if self.unit is not None and node.op == "div" and not per_element(node.args[1]):
+            inverse = self.value(algebra.div(1.0, node.args[1]))  # once for a row
+            return as_float(self.value(node.args[0])) * as_float(inverse)
         if node.op not in _OPERATIONS:
             raise NotImplementedError(f"operation {node.op!r} has no CuTe DSL form")
         return _OPERATIONS[node.op](node, *self._args(node))

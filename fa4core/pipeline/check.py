@@ -5,14 +5,17 @@ order in which they run: one simulation decides. Each access carries the set of 
 that happen before it (as bits of an integer), through program order, barrier phases, and the
 tensor core's order of issue. Two accesses of overlapping memory, one of them a write, must be
 ordered. A phase of a barrier must not complete before the waiter has seen the one before it, or it
-would be missed. Plain Python; knows no kernel.
+would be missed. A phase to which the tensor core or TMA arrives must be waited for, or that might
+happen when the CTA has ended; threads arrive before the barrier behind all roles. Plain Python;
+knows no kernel.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from fa4core.pipeline.declare import Pipeline, Signal
+from fa4core.pipeline.declare import How, Pipeline, Signal
+from fa4core.pipeline.effects import Access
 from fa4core.pipeline.layout import Placed, place
 from fa4core.pipeline.record import Arrive, Drain, Program, Slot, Touch, Wait
 
@@ -75,9 +78,10 @@ class _Simulation:
     def __init__(self, pipeline: Pipeline, programs: list[Program]):
         self.processes = [_Process(p) for p in programs]
         self.barriers = {
-            (signal.name, i): _Barrier(signal, pipeline.count(signal))
+            (signal.name, i, cta): _Barrier(signal, pipeline.count(signal))
             for signal in pipeline.signals
             for i in range(signal.barriers)
+            for cta in range(pipeline.ctas)
         }
         limits = pipeline.limits
         self.spaces = (
@@ -85,7 +89,9 @@ class _Simulation:
             place(pipeline.tmem, limits.tmem_columns, "columns"),
             place(pipeline.rmem, limits.registers, "registers"),
         )
-        self.seen: tuple[list[_Seen], ...] = tuple([] for _ in self.spaces)
+        self.seen: dict[tuple[int, int], list[_Seen]] = {
+            (cta, space): [] for cta in range(pipeline.ctas) for space in range(len(self.spaces))
+        }
         self.bits = 0
 
     def run(self) -> None:
@@ -106,6 +112,7 @@ class _Simulation:
                         f"{p.program.name} ends before {len(groups)} groups of {unit} do"
                     )
         self.missed_phases()
+        self.late_phases()
 
     def step(self, process: _Process) -> bool:
         event = process.program.events[process.position]
@@ -144,7 +151,8 @@ class _Simulation:
         before = process.known | (process.queue if event.unit == "mma" else 0)
         bit = self.new_bit()
         for access in event.accesses:
-            self.access(access, before, bit, process.where())
+            for cta in event.ctas:
+                self.access(access, cta, before, bit, process.where())
         if event.unit == "mma":
             process.queue = before | bit
         elif event.unit == "threads":
@@ -152,11 +160,10 @@ class _Simulation:
         elif event.unit in ("wgmma", "store"):
             process.groups.setdefault(event.unit, []).append(bit)
         else:
-            if event.slot is None:
-                raise ProtocolError(f"{process.where()}: TMA without a barrier")
-            self.barriers[event.slot].arrive(1, before | bit, process.where())
+            for slot in event.slots:
+                self.barriers[slot].arrive(1, before | bit, process.where())
 
-    def access(self, access, before: int, bit: int, where: str) -> None:
+    def access(self, access: Access, cta: int, before: int, bit: int, where: str) -> None:
         index = next((i for i, s in enumerate(self.spaces) if access.region in s), None)
         if index is None:
             raise ProtocolError(f"{where}: region {access.region!r} is not declared")
@@ -165,15 +172,15 @@ class _Simulation:
             raise ProtocolError(f"{where}: {access.region} has no stage {access.stage}")
         begin = region.at(access.stage)
         end, write = begin + region.region.size, access.kind == "write"
-        kept = []
-        for other in self.seen[index]:
+        kept, seen = [], self.seen[cta, index]
+        for other in seen:
             apart = other.end <= begin or end <= other.begin
             if not apart and (write or other.write) and not (other.bit & (before | bit)):
                 raise ProtocolError(f"race:\n  {where}\n  {other.where}\n  are not ordered")
             covered = write and begin <= other.begin and other.end <= end
             if apart or not covered:
                 kept.append(other)
-        self.seen[index][:] = [*kept, _Seen(bit, write, begin, end, where)]
+        seen[:] = [*kept, _Seen(bit, write, begin, end, where)]
 
     def new_bit(self) -> int:
         self.bits += 1
@@ -188,6 +195,17 @@ class _Simulation:
                         raise ProtocolError(
                             f"{where}: phase {after} may complete before phase {number} is seen"
                         )
+
+    def late_phases(self) -> None:
+        for (name, number, cta), barrier in self.barriers.items():
+            late = any(how in (How.COMMIT, How.TMA) for _, how in barrier.signal.arrivals)
+            waits = max((len(w) for w in barrier.waits.values()), default=0)
+            seen = max(0, waits - barrier.signal.passed)
+            if late and (barrier.arrived or len(barrier.phases) > seen):
+                raise ProtocolError(
+                    f"{name}[{number}] in CTA {cta}: {' and '.join(barrier.signal.waiters)} ended "
+                    f"before phase {seen}, which may complete when the CTA has ended, too"
+                )
 
 
 def check(pipeline: Pipeline, programs: list[Program]) -> None:

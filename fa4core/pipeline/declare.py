@@ -2,17 +2,24 @@
 
 Arrival counts, barrier addresses, thread ranges and memory offsets all derive from these values, so
 that role code holds none of them. Plain values; `layout` places them, `endpoint` uses them.
+
+A pipeline may span the CTAs of a cluster: each has all roles, barriers and memory, but a role that
+is `leader` runs in the first CTA only and works for all of them. Where arrivals go follows from
+that. A signal that only leaders wait for collects the arrivals of all CTAs in the first one; where
+others wait too, a leader arrives in all CTAs; anything else stays in its CTA.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 WARP = 32
+
+Reach = Literal["own", "leader", "all"]  # the CTAs on whose barriers a role arrives
 
 
 class How(enum.Enum):
@@ -34,6 +41,7 @@ class Role:
         warps: How many warps one copy has.
         copies: Groups of warps that run the program side by side, each on a tile of its own.
         registers: For each thread, after reallocation; a multiple of 8.
+        leader: Whether only the first CTA of a cluster runs the program, for all of them.
     """
 
     name: str
@@ -41,6 +49,7 @@ class Role:
     warps: int
     copies: int = 1
     registers: int = 128
+    leader: bool = False
 
     @property
     def end(self) -> int:
@@ -139,8 +148,11 @@ class Pipeline:
     """A whole declaration: roles, signals and memory.
 
     Attributes:
-        smem, tmem: Regions of shared and of tensor memory.
-        rmem: Registers that asynchronous instructions read or write, in registers of the CTA.
+        roles, signals: Of each CTA.
+        smem, tmem: Memory of each CTA.
+        rmem: Registers of each CTA that asynchronous instructions read or write.
+        ctas: CTAs of the cluster that it spans.
+        limits: Of each CTA.
 
     Raises:
         DoesNotFit: Registers or barriers that cannot be.
@@ -153,6 +165,7 @@ class Pipeline:
     tmem: tuple[Region, ...] = ()
     rmem: tuple[Region, ...] = ()
     limits: Limits = Limits()
+    ctas: int = 1
 
     def __attrs_post_init__(self) -> None:
         warp = 0
@@ -198,9 +211,18 @@ class Pipeline:
         }
         everyone = signal.copies == 1
         return sum(
-            per[how](self.role(name)) * (self.role(name).copies if everyone else 1)
+            per[how](self.role(name))
+            * (self.role(name).copies if everyone else 1)
+            * (self.ctas if self.reach(signal, name) == "leader" else 1)
             for name, how in signal.arrivals
         )
+
+    def reach(self, signal: Signal, role: str) -> Reach:
+        """On whose barriers `role` arrives; see the module."""
+        to_leader = all(self.role(waiter).leader for waiter in signal.waiters)
+        if self.ctas == 1 or self.role(role).leader == to_leader:
+            return "own"
+        return "leader" if to_leader else "all"
 
     def barrier(self, signal: Signal) -> int:
         """Index of the signal's first barrier among the pipeline's of the same sort.

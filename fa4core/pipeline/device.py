@@ -15,6 +15,8 @@ from cutlass.cute.nvgpu import tcgen05
 from fa4core.pipeline.declare import WARP, How, Pipeline, Signal
 from fa4core.pipeline.effects import Fixed
 
+LEADER = 0  # rank of the cluster's first CTA
+
 
 class Barriers(Fixed):
     """The mbarriers of a pipeline at `pointer` (shared memory, 8 bytes each)."""
@@ -25,7 +27,7 @@ class Barriers(Fixed):
         self.pipeline, self.pointer = pipeline, pointer
 
     def initialise(self) -> None:
-        """By one thread, before a fence and a barrier of the whole CTA."""
+        """By one thread, before a fence and a barrier of all threads that use them."""
         for signal in self.pipeline.signals:
             if signal.named:
                 continue
@@ -58,20 +60,43 @@ class Barriers(Fixed):
             return None
         stage = 0 if signal.stages == 1 else stage
         barrier = self._at(signal, copy, stage)
-        how = signal.how(role)
+        how, ctas = signal.how(role), self._ctas(signal, role)
         if how is How.THREADS:
-            cute.arch.mbarrier_arrive(barrier)
+            _arrive(barrier, ctas)
         elif how is How.WARPS:
             cute.arch.sync_warp()
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(barrier)
+                _arrive(barrier, ctas)
         elif how is How.COMMIT:
             with cute.arch.elect_one():
-                tcgen05.commit(barrier)
+                self._commit(barrier, len(ctas))
         else:
+            # the copies of a pair report to the first CTA's barrier by themselves
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes)
+                for rank in ctas:
+                    cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes, rank)
         return barrier
+
+    def _ctas(self, signal: Signal, role: str) -> tuple[int | None, ...]:
+        """Ranks of the CTAs to arrive at; None is this one."""
+        reached: dict[str, tuple[int | None, ...]] = {
+            "own": (None,),
+            "leader": (LEADER,),
+            "all": tuple(range(self.pipeline.ctas)),
+        }
+        return reached[self.pipeline.reach(signal, role)]
+
+    def _commit(self, barrier: cute.Pointer, reached: int) -> None:
+        if self.pipeline.ctas == 1:
+            tcgen05.commit(barrier)
+        else:
+            mask = (1 << reached) - 1
+            tcgen05.commit(barrier, mask, tcgen05.CtaGroup.TWO)
+
+
+def _arrive(barrier: cute.Pointer, ctas: tuple[int | None, ...]) -> None:
+    for rank in ctas:
+        cute.arch.mbarrier_arrive(barrier, rank)
 
 
 def role_of(pipeline: Pipeline, name: str, warp: Any) -> tuple[Any, Any]:

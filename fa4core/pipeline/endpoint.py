@@ -67,6 +67,13 @@ class Waiter(_Ring):
         self.advance()
         return stage
 
+    def drain(self, copies: tuple[int, ...] = (0,)) -> None:
+        """Wait for all stages, so that no arrival is under way when the CTA ends."""
+        for _ in range(self.signal.stages):
+            for copy in copies:
+                self.wait(copy)
+            self.advance()
+
 
 class Poster(_Ring):
     """Arrives on a signal, the way it declares for this role."""

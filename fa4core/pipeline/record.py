@@ -6,7 +6,7 @@ and arrivals, and with a stand-in for its work that writes down the declared eff
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -16,7 +16,15 @@ from fa4core.pipeline.declare import WARP, How, Pipeline, Signal
 from fa4core.pipeline.effects import Access, Unit
 from fa4core.pipeline.endpoint import Ends
 
-Slot = tuple[str, int]  # a signal's name and the number of its barrier
+Slot = tuple[str, int, int]  # a signal's name, the number of its barrier, and the CTA
+
+
+def _shown(slot: Slot) -> str:
+    return f"{slot[0]}[{slot[1]}]{_of(slot[2])}"
+
+
+def _of(cta: int) -> str:
+    return f" of CTA {cta}" if cta else ""
 
 
 @attrs.frozen
@@ -25,7 +33,7 @@ class Wait:
     phase: int
 
     def __str__(self) -> str:
-        return f"wait {self.slot[0]}[{self.slot[1]}] for phase {self.phase}"
+        return f"wait {_shown(self.slot)} for phase {self.phase}"
 
 
 @attrs.frozen
@@ -38,17 +46,18 @@ class Arrive:
 
     def __str__(self) -> str:
         verb = "commit to" if self.unit == "mma" else "arrive on"
-        return f"{verb} {self.slot[0]}[{self.slot[1]}]"
+        return f"{verb} {_shown(self.slot)}"
 
 
 @attrs.frozen
 class Touch:
-    """Accesses of one call; `slot` is what TMA reports to."""
+    """Accesses of one call in the memory of `ctas`; `slots` are what TMA reports to."""
 
     name: str
     accesses: tuple[Access, ...]
     unit: Unit
-    slot: Slot | None = None
+    ctas: tuple[int, ...]
+    slots: tuple[Slot, ...] = ()
 
     def __str__(self) -> str:
         what = ", ".join(f"{a.kind} {a.region}[{a.stage}]" for a in self.accesses)
@@ -78,31 +87,39 @@ class Program:
 
 
 class Recorder:
-    """Barriers that write down; see `endpoint.Barriers`."""
+    """Barriers of one CTA that write down; see `endpoint.Barriers`."""
 
     integer = int
 
-    def __init__(self, pipeline: Pipeline):
-        self.pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, cta: int):
+        self.pipeline, self.cta = pipeline, cta
         self.events: list[Event] = []
 
-    def _slot(self, signal: Signal, copy: int, stage: int) -> Slot:
+    def _slot(self, signal: Signal, copy: int, stage: int, cta: int) -> Slot:
         number = copy * signal.stages + (0 if signal.stages == 1 else stage)
         if not 0 <= number < signal.barriers:
             raise ValueError(f"signal {signal.name!r} has no barrier for copy {copy}, {stage}")
-        return signal.name, number
+        return signal.name, number, cta
 
     def wait(self, signal: Signal, copy: int, stage: int, phase: int) -> None:
-        self.events.append(Wait(self._slot(signal, copy, stage), phase))
+        self.events.append(Wait(self._slot(signal, copy, stage, self.cta), phase))
 
-    def arrive(self, signal: Signal, role: str, copy: int, stage: int, nbytes: int) -> Slot:
-        slot, how = self._slot(signal, copy, stage), signal.how(role)
-        warps = self.pipeline.role(role).warps
-        if how is How.COMMIT:
-            self.events.append(Arrive(slot, 1, "mma"))
-        elif how is not How.TMA:  # TMA's arrival comes with its bytes
-            self.events.append(Arrive(slot, warps if how is How.WARPS else warps * WARP))
-        return slot
+    def arrive(
+        self, signal: Signal, role: str, copy: int, stage: int, nbytes: int
+    ) -> tuple[Slot, ...]:
+        how, warps = signal.how(role), self.pipeline.role(role).warps
+        slots = tuple(self._slot(signal, copy, stage, to) for to in self._reached(signal, role))
+        for slot in slots:
+            if how is How.COMMIT:
+                self.events.append(Arrive(slot, 1, "mma"))
+            elif how is not How.TMA:  # TMA's arrival comes with its bytes
+                self.events.append(Arrive(slot, warps if how is How.WARPS else warps * WARP))
+        return slots
+
+    def _reached(self, signal: Signal, role: str) -> tuple[int, ...]:
+        every = tuple(range(self.pipeline.ctas))
+        reached = {"own": (self.cta,), "leader": every[:1], "all": every}
+        return reached[self.pipeline.reach(signal, role)]
 
 
 class _Anything:
@@ -118,8 +135,17 @@ class _Anything:
 class _Work:
     """Stands in for a role's work: methods with a declared effect record it."""
 
-    def __init__(self, kind: type, recorder: Recorder, tiles: tuple[int, ...]):
-        self._kind, self._recorder, self.tiles = kind, recorder, tiles
+    def __init__(
+        self, kind: type, recorder: Recorder, known: Mapping[str, Any], leader: bool = False
+    ):
+        self._kind, self._recorder, self._leader = kind, recorder, leader
+        self.__dict__.update(known)
+
+    def _ctas(self, unit: Unit) -> tuple[int, ...]:
+        """Whose memory is accessed: a leader's asynchronous work is in that of all CTAs."""
+        if unit != "threads" and self._leader:
+            return tuple(range(self._recorder.pipeline.ctas))
+        return (self._recorder.cta,)
 
     def __getattr__(self, name: str) -> Any:
         effect = getattr(getattr(self._kind, name, None), "effect", None)
@@ -131,8 +157,9 @@ class _Work:
                 self._recorder.events.append(Drain(effect.unit, *args))
                 return _Anything()
             touched = effect.accesses(*args, **kwargs)
-            slot = kwargs.get("barrier") if effect.unit == "tma" else None
-            self._recorder.events.append(Touch(name, touched, effect.unit, slot))
+            slots = kwargs["barrier"] if effect.unit == "tma" else ()
+            ctas = self._ctas(effect.unit)
+            self._recorder.events.append(Touch(name, touched, effect.unit, ctas, slots))
             return _Anything()
 
         return call
@@ -141,7 +168,7 @@ class _Work:
 def effects_of(work: type, ends: Ends) -> Any:
     """A stand-in for `work` that records where `ends` do: for what roles have besides their own."""
     assert isinstance(ends.barriers, Recorder)
-    return _Work(work, ends.barriers, ())
+    return _Work(work, ends.barriers, {})
 
 
 def undecorated(function: Callable[..., Any]) -> FunctionType:
@@ -165,9 +192,9 @@ def record(
     function: Callable[..., Any],
     work: type,
     plan: Any,
-    tiles: tuple[int, ...],
+    known: Mapping[str, Any],
 ) -> list[Program]:
-    """Run a role's function for each of its copies.
+    """Run a role's function for each of its copies in each CTA that has it.
 
     Args:
         pipeline: The declaration.
@@ -176,15 +203,17 @@ def record(
             `function(work, plan, ends, copy)`; decorated for the device or not.
         work: The class of its work, whose methods declare effects.
         plan: With Python integers.
-        tiles: What `work.tiles` is.
+        known: Attributes of the work that the role goes by, such as how many tiles there are.
     """
-    plain = undecorated(function)
+    plain, declared = undecorated(function), pipeline.role(role)
     programs = []
     per_copy = plain.__code__.co_argcount > 3
-    for copy in range(pipeline.role(role).copies):
-        recorder = Recorder(pipeline)
-        extra = (copy,) if per_copy else ()
-        plain(_Work(work, recorder, tiles), plan, Ends(pipeline, role, recorder), *extra)
-        name = f"{role}{copy}" if per_copy else role
-        programs.append(Program(name, tuple(recorder.events)))
+    for cta in range(1 if declared.leader else pipeline.ctas):
+        for copy in range(declared.copies):
+            recorder = Recorder(pipeline, cta)
+            extra = (copy,) if per_copy else ()
+            stand_in = _Work(work, recorder, known, declared.leader)
+            plain(stand_in, plan, Ends(pipeline, role, recorder), *extra)
+            name = f"{role}{copy}" if per_copy else role
+            programs.append(Program(name + _of(cta), tuple(recorder.events)))
     return programs

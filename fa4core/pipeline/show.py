@@ -14,12 +14,15 @@ from fa4core.console import facts, grid, section
 from fa4core.pipeline.declare import WARP, How, Pipeline, Region
 from fa4core.pipeline.layout import place
 
+_REACH = {"own": "", "leader": " at the first CTA", "all": " at all CTAs"}
+
 
 def renderables(pipeline: Pipeline) -> Iterator[RenderableType]:
     """The declaration, section by section."""
     limits = pipeline.limits
     taken = sum(r.registers * (r.end - r.first) * WARP for r in pipeline.roles)
-    title = f"Roles: {pipeline.threads} threads, {taken:,} of {limits.registers:,} registers"
+    each = f", in each of {pipeline.ctas} CTAs" if pipeline.ctas > 1 else ""
+    title = f"Roles: {pipeline.threads} threads, {taken:,} of {limits.registers:,} registers{each}"
     yield from section(title, _roles(pipeline))
     yield from section(f"Signals: {pipeline.barriers} mbarriers", _signals(pipeline))
     for title, regions, limit, unit in (
@@ -34,14 +37,18 @@ def _roles(pipeline: Pipeline) -> Table:
     table = grid("role", "warps", "copies x warps", "registers a thread", left=2)
     for r in pipeline.roles:
         warps = f"{r.first}" if r.end == r.first + 1 else f"{r.first}..{r.end - 1}"
-        table.add_row(r.name, warps, f"{r.copies} x {r.warps}", str(r.registers))
+        only = " (first CTA only)" if r.leader and pipeline.ctas > 1 else ""
+        table.add_row(r.name + only, warps, f"{r.copies} x {r.warps}", str(r.registers))
     return table
 
 
 def _signals(pipeline: Pipeline) -> Group:
     table = grid("signal", "arrives (how)", "waits", "tiles x stages", "count", left=3)
     for s in pipeline.signals:
-        by = ", ".join(f"{role} ({how.name.lower()})" for role, how in s.arrivals)
+        by = ", ".join(
+            f"{role} ({how.name.lower()}{_REACH[pipeline.reach(s, role)]})"
+            for role, how in s.arrivals
+        )
         waits = ", ".join(s.waiters) + (", first passes" if s.passed else "")
         count = str(pipeline.count(s))
         table.add_row(s.name, by, waits, f"{s.copies} x {s.stages}", count)

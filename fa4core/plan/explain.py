@@ -165,7 +165,7 @@ def explain(
         raise TypeError("a layout goes with q, k and v; a Problem already has its lengths")
     assert problem is not None
     device = q.device if q is not None else torch.device("cpu")
-    classes = tuple(stride_class(t) for t in tensors.values())
+    classes = tuple(stride_class(t, queries=n == "q") for n, t in tensors.items())
     plan = Plan(variant, problem, _target(target, device), classes)
     chosen, paths = _paths(variant, problem, backend, device)
     return _collect(plan, chosen, paths, tensors, layout)
@@ -190,7 +190,7 @@ def _paths(
         answers.append(Choice(name, support.ok, support.reason))
     paths = tuple(answers)
     try:
-        name, why = choose(backend, device)
+        name, why = choose(backend, device, variant.program, problem)
     except NotImplementedError as error:
         return Choice(backend, False, str(error)), paths
     possible = next(p for p in paths if p.backend == name)

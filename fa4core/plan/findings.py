@@ -293,4 +293,5 @@ def _size(capture: Capture, dim: int) -> int:
 
 def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Why each input that a kernel can't read in place has to be copied."""
-    return {n: reason for n, t in tensors.items() if (reason := copy_reason(t)) is not None}
+    reasons = ((n, copy_reason(t, queries=n == "q")) for n, t in tensors.items())
+    return {n: reason for n, reason in reasons if reason is not None}

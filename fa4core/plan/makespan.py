@@ -110,7 +110,10 @@ class Estimate:
 
 
 def arrange(
-    tiles: WorkTiles, schedule: Schedule, kv_heads_in_section: int | np.ndarray = 1
+    tiles: WorkTiles,
+    schedule: Schedule,
+    kv_heads_in_section: int | np.ndarray = 1,
+    batch_rank: np.ndarray | None = None,
 ) -> np.ndarray:
     """The order in which tiles are handed out, as indices into `tiles`.
 
@@ -124,10 +127,12 @@ def arrange(
         tiles: In natural order.
         schedule: Its order and sections.
         kv_heads_in_section: KV heads of a section; an array has a number for each sequence.
+        batch_rank: The place of each sequence for `batch_sorted`, if something else sorts them.
     """
     sequence, head = tiles.sequence, tiles.head
     if schedule.order == "batch_sorted" and len(tiles):
-        sequence = batch_rank(tiles)[sequence]
+        rank = by_longest_tile(tiles) if batch_rank is None else batch_rank
+        sequence = rank[sequence]
     by_sequence = schedule.l2_sections or schedule.order == "batch_sorted"
     outer = [sequence] if by_sequence else []
     if schedule.l2_sections:
@@ -140,7 +145,7 @@ def arrange(
     return np.lexsort([*outer, time, sequence, head][::-1])
 
 
-def batch_rank(tiles: WorkTiles) -> np.ndarray:
+def by_longest_tile(tiles: WorkTiles) -> np.ndarray:
     """The place of each sequence among all, sorted by the time of the longest tile, longest first;
     sequences of one time stay in order."""
     longest = np.full(int(tiles.sequence.max(initial=-1)) + 1, -1.0)
@@ -203,7 +208,7 @@ def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estima
 
 
 def candidates(
-    packed: bool, unequal: bool, splits: Sequence[int] = (), sections: bool = True
+    packed: bool, unequal: bool, splits: Sequence[int] = (), sections: bool = True, ctas: int = 1
 ) -> list[Schedule]:
     """Every schedule worth comparing.
 
@@ -212,13 +217,14 @@ def candidates(
         unequal: Whether the sequences differ, so that sorting them is a choice.
         splits: Numbers of shares of the keys to try.
         sections: Whether heads are grouped for the L2 cache.
+        ctas: CTAs that share a work tile.
     """
     coordinates: list[tuple] = [("heads", 1)]
     coordinates += [("packed_gqa", 1)] if packed else []
     coordinates += [("split_kv", n) for n in splits]
     orders = [o for o in get_args(Order) if o != "batch_sorted" or unequal]
     return [
-        Schedule(c, source, order, num_splits=n, l2_sections=sections)
+        Schedule(c, source, order, num_splits=n, l2_sections=sections, ctas=ctas)
         for (c, n), source, order in itertools.product(coordinates, get_args(Source), orders)
     ]
 

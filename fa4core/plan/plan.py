@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from fa4core.plan import makespan, roofline
+from fa4core.plan.choose import choose
 from fa4core.plan.groups import any_of_group
 from fa4core.plan.makespan import Estimate, Workload, WorkTiles
 from fa4core.plan.problem import Problem
@@ -48,9 +49,10 @@ class Plan:
     def forward_tile(self) -> TileShape:
         """Tile of the forward pass; two query tiles side by side only if there are two."""
         shape = self.target.forward_tile(self.problem.head_dim, self.problem.head_dim_v)
-        if max(self.problem.seqlens_q, default=0) <= shape.q:
-            return attrs.evolve(shape, stages=1)
-        return shape
+        ctas = 1 if self.variant.schedule is None else self.variant.schedule.ctas
+        if max(self.problem.seqlens_q, default=0) <= shape.q * ctas:
+            return attrs.evolve(shape, stages=1, ctas=ctas)
+        return attrs.evolve(shape, ctas=ctas)
 
     @cached_property
     def backward_tile(self) -> TileShape:
@@ -72,12 +74,12 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The variant's choice, or the fastest of those simulated; the default without a model."""
+        """The variant's choice, or what `choose` says; the default without a model."""
         if self.variant.schedule is not None:
             return self.variant.schedule
         if self.target.rates is None:
             return Schedule()
-        return makespan.best(self.estimates()).schedule
+        return choose(self.problem, self.tiles, self.target)
 
     @cached_property
     def tiles(self) -> TileMap:
@@ -127,7 +129,7 @@ class Plan:
             )  # fmt: skip
         return roofline.forward(
             self.target, shape.q * shape.stages, shape.k, p.head_dim, p.head_dim_v,
-            exp=self.exp, work=work,
+            ctas=shape.ctas, exp=self.exp, work=work,
         )  # fmt: skip
 
     def estimates(self, *, backward: bool = False) -> list[Estimate]:
@@ -154,9 +156,11 @@ class Plan:
             tiles["packed_gqa"] = self._work_tiles(packed=True)
         tiles["split_kv"] = tiles["heads"]
         splits = makespan.useful_splits(tiles["heads"], workload.machines)
-        chosen = self.variant.schedule
-        schedules = makespan.candidates(self.problem.group > 1, self._orders_differ, splits)
-        if chosen is not None and chosen not in schedules and chosen.coordinates in tiles:
+        chosen = self.schedule
+        schedules = makespan.candidates(
+            self.problem.group > 1, self._orders_differ, splits, chosen.l2_sections, chosen.ctas
+        )
+        if chosen not in schedules and chosen.coordinates in tiles:
             schedules.append(chosen)
         return [makespan.simulate(tiles[s.coordinates], s, workload) for s in schedules]
 
@@ -172,7 +176,7 @@ class Plan:
 
     def _work_tiles(self, packed: bool) -> WorkTiles:
         p, shape = self.problem, self.forward_tile
-        rows = shape.q * shape.stages
+        rows = shape.q * shape.stages * shape.ctas
         costs = self._block_cycles(backward=False)
         if not packed:
             across = self._map(self.variant.graph.mask, rows, shape.k)
@@ -208,7 +212,7 @@ class Plan:
         keys = self._keys_read * size * (p.head_dim + p.head_dim_v)
         moved = queries * (p.head_dim + p.head_dim_v) * size + keys
         passes = 3 if backward else 1  # read again, with gradients read or written beside them
-        ctas = self.backward_tile.ctas if backward else 1
+        ctas = self.backward_tile.ctas if backward else self.forward_tile.ctas
         return Workload(
             rates=rates,
             cost=self._cost(backward),

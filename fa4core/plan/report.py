@@ -182,7 +182,7 @@ def _shown(e: Explanation) -> list[Estimate]:
 def _cost(e: Explanation) -> Table:
     rows = []
     if e.best is not None:
-        chosen = "asked for" if e.variant.schedule is not None else "fastest"
+        chosen = "asked for" if e.variant.schedule is not None else "chosen"
         rows.append(("forward", f"{_estimate(e.best)}; {_choices(e.best.schedule)} ({chosen})"))
     backward = best(e.backward)
     rows.append(("backward", f"{_estimate(backward)}; {_choices(backward.schedule)}"))

@@ -22,6 +22,7 @@ class Rates:
         mufu: Operations of the multi-function unit (exp2, tanh, ...) per SM and clock.
         fma: FP32 multiply-adds per SM and clock.
         alu: Integer, comparison, minimum and conversion operations per SM and clock.
+        issue: Instructions of a warp that an SM's schedulers issue in a clock.
         smem_bytes: Bytes per SM and clock read from shared memory (loads through L1 share them).
         l2_bytes: Size of the L2 cache, bytes.
         hbm_tbps: Bandwidth of global memory, TB/s.
@@ -36,6 +37,7 @@ class Rates:
     mufu: int
     fma: int
     alu: int
+    issue: int
     smem_bytes: int
     l2_bytes: int
     hbm_tbps: float
@@ -96,6 +98,8 @@ class Target:
         backward_cost: Of the backward pass, by CTAs that share an MMA (1 or 2).
         forward_tile: `(head_dim, head_dim_v) -> TileShape`.
         backward_tile: Likewise.
+        work_queue: Whether running CTAs can take over those that have not started (cluster launch
+            control).
     """
 
     name: str
@@ -109,6 +113,7 @@ class Target:
     backward_cost: dict[int, Cost] = attrs.field(factory=dict, hash=False)
     forward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     backward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
+    work_queue: bool = False
 
     @property
     def measured(self) -> Rates:
@@ -129,7 +134,7 @@ def _sm100_forward(head_dim: int, head_dim_v: int) -> TileShape:
     # in shared memory, 2 bytes an element, room beside them for a tile of K and one of V.
     columns = 2 * (128 + head_dim_v)
     tile_bytes = 2 * 128 * head_dim + 2 * 128 * max(head_dim, head_dim_v)
-    return TileShape(128, 128, 2 if columns <= 512 and 2 * tile_bytes <= 212 * 1024 else 1)
+    return TileShape(128, 128, 2 if columns <= 512 and 2 * tile_bytes <= 192 * 1024 else 1)
 
 
 def _sm100_backward(head_dim: int, head_dim_v: int) -> TileShape:
@@ -167,7 +172,8 @@ def _cpu_tile(head_dim: int, head_dim_v: int) -> TileShape:
 
 # Rates per SM and clock: FlashAttention-4, section 3 (arXiv 2603.05451). Peak, SMs, clock and
 # memory: the vendor's data sheets (HGX B200, HGX B300, H200). ALU: the throughput table of the
-# CUDA programming guide (64 comparisons, minima or conversions per SM and clock).
+# CUDA programming guide (64 comparisons, minima or conversions per SM and clock); its four
+# schedulers issue one instruction each.
 _B200 = Rates(
     sms=148,
     clock_ghz=1.85,
@@ -175,6 +181,7 @@ _B200 = Rates(
     mufu=16,
     fma=128,
     alu=64,
+    issue=4,
     smem_bytes=128,
     l2_bytes=126 << 20,
     hbm_tbps=7.7,
@@ -190,6 +197,7 @@ _H200 = Rates(
     mufu=16,
     fma=128,
     alu=64,
+    issue=4,
     smem_bytes=128,
     l2_bytes=50 << 20,
     hbm_tbps=4.8,
@@ -225,6 +233,7 @@ SM100 = Target(
     backward_cost=_BLACKWELL_BACKWARD,
     forward_tile=_sm100_forward,
     backward_tile=_sm100_backward,
+    work_queue=True,
 )
 SM103 = attrs.evolve(
     SM100,

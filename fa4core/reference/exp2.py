@@ -7,6 +7,8 @@ reference, so that a policy's error is seen on a CPU before a kernel has it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from primitives.exp import Exp
@@ -63,16 +65,18 @@ def polynomial_exp2(x: Tensor, degree: int) -> Tensor:
     return torch.where(whole == -127.0, 0.0, bits.view(torch.float32))
 
 
-def emulated(keys: Tensor, fraction: float) -> Tensor:
-    """Which keys of a row have their exponential emulated: every (1 / fraction)-th by index.
+def emulated(keys: Tensor | int, fraction: float) -> Any:
+    """Which keys of a row have their exponential emulated: every (1 / fraction)-th pair.
 
     Args:
-        keys: (w,) key indices.
+        keys: (w,) key indices, or one. Keys 0 and 1 are a pair, and so on: kernels compute two
+            elements with one packed instruction.
 
     Returns:
-        (w,) bool.
+        (w,) bool, or one.
     """
-    return torch.floor((keys + 1) * fraction) > torch.floor(keys * fraction)
+    pairs = keys // 2
+    return (pairs + 1) * fraction // 1 > pairs * fraction // 1
 
 
 def exp2(x: Tensor, policy: Exp, keys: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.reference.tiled import Call
+from fa4core.sm100.forward.launch import spec_of
 from fa4core.sm100.forward.spec import Spec
 from fa4core.sm100.support import refusal
 from fa4core.variant import Variant
@@ -26,14 +27,12 @@ _PROVEN = (
 _BLOCKS, _TILES = 4, 3
 
 
-def spec_for(variant: Variant, problem: Problem, target: str) -> Spec:
-    """What the forward kernel of a call is compiled for.
+def call_for(variant: Variant, problem: Problem, target: str) -> Call:
+    """A call that the forward kernels take.
 
     Raises:
-        NotImplementedError: There is no such kernel; with the reason.
+        NotImplementedError: They don't; with the reason.
     """
-    from fa4core.sm100.forward.launch import spec_of
-
     if target not in ("sm100", "sm103"):
         raise NotImplementedError(
             f"target {target!r} has no kernels in this version; choose sm100 or sm103"
@@ -41,13 +40,12 @@ def spec_for(variant: Variant, problem: Problem, target: str) -> Spec:
     if reason := refusal(variant.program, problem):
         raise NotImplementedError(f"the SM100 kernels do not take this call: {reason}")
     tiles = Plan(variant, problem, planned(target)).tiles
-    scale = 1 / math.sqrt(problem.head_dim)
-    return spec_of(Call(variant.program, problem, tiles, None, scale))
+    return Call(variant.program, problem, tiles, None, 1 / math.sqrt(problem.head_dim))
 
 
 def describe_call(variant: Variant, problem: Problem, target: str) -> Iterator[RenderableType]:
     """The pipeline, and what the checker says about it."""
-    spec = spec_for(variant, problem, target)
+    spec = spec_of(call_for(variant, problem, target), target)
     yield from renderables(spec.pipeline)
     rows = [("proves", _PROVEN), ("of", "the functions that the kernel is compiled from")]
     yield from section("Checker", facts([*rows, ("here", _checked(spec))]))

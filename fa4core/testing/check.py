@@ -15,11 +15,13 @@ import torch
 
 from fa4core.attention import attention
 from fa4core.plan.problem import Problem
+from fa4core.plan.target import SM100
 from fa4core.reference.oracle import oracle
 from fa4core.testing.case import Case, Inputs, LayoutSpec, Shape
 from fa4core.testing.dense import Outputs, magnitudes, plain
 from fa4core.testing.tolerance import Comparison, compare, floor, report
 from fa4core.variant import Variant
+from primitives.exp import Exp
 
 Tensor = torch.Tensor
 
@@ -75,9 +77,16 @@ def run(
 
 
 def judge(
-    results: dict[str, Tensor], inputs: Inputs, *, scale: float | None = None
+    results: dict[str, Tensor],
+    inputs: Inputs,
+    *,
+    scale: float | None = None,
+    exp: Exp | None = None,
 ) -> list[Comparison]:
-    """Compare `results` (see `run`; any part of them) with oracle and plain torch."""
+    """Compare `results` (see `run`; any part of them) with oracle and plain torch.
+
+    `exp` is the default policy of the kernel that computed them, None if none did.
+    """
     backward = any(name.startswith("d") for name in results)
     expected = run(_oracle, inputs, scale=scale, backward=backward)
     yardstick = run(_plain, inputs, scale=scale, backward=backward)
@@ -85,7 +94,9 @@ def judge(
         inputs.q, inputs.k, inputs.v, inputs.variant, inputs.layout,
         inputs.grad_out, inputs.grad_lse, scale=scale,
     )  # fmt: skip
-    score, exp, comparisons = float(sizes["score"]), inputs.variant.exp, []
+    score, comparisons = float(sizes["score"]), []
+    moved = 0.0 if exp is None else float(sizes["quick"])
+    exp = inputs.variant.exp or exp
     longest = _longest_sum(Problem.from_tensors(inputs.q, inputs.k, inputs.v, inputs.layout))
     for name, given in results.items():
         statistic = name in ("lse", "row_max")
@@ -96,12 +107,19 @@ def judge(
         assert magnitude is not None
         captured = name not in ("out", "lse", "row_max", "dq", "dk", "dv")
         least = floor(dtype, score, longest, None if name == "row_max" else exp, captured=captured)
+        quick = moved * (1.0 if statistic else 2.0)  # numerator and denominator
+        least = attrs.evolve(least, policy=least.policy + quick)
         # Elements of a table may share all their roundings; which is not known here.
         row = 1 if statistic else max(1, given.numel()) if captured else given.shape[-1]
         comparisons.append(
             compare(name, given, expected[name], yardstick[name], magnitude, least, row)
         )
     return comparisons
+
+
+def default_exp(backend: str) -> Exp | None:
+    """The exp policy of a backend's kernels, for variants that leave it open."""
+    return Exp(fraction=SM100.emulated_exp) if backend in ("sm100", "emulator") else None
 
 
 def _longest_sum(problem: Problem) -> int:
@@ -114,7 +132,12 @@ def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
 
 
 def assert_close_to_oracle(
-    results: dict[str, Tensor], inputs: Inputs, *, scale: float | None = None, context: str = ""
+    results: dict[str, Tensor],
+    inputs: Inputs,
+    *,
+    scale: float | None = None,
+    context: str = "",
+    exp: Exp | None = None,
 ) -> None:
     """Raise `AssertionError` with a report unless all `results` are as good as they must be.
 
@@ -123,8 +146,9 @@ def assert_close_to_oracle(
         inputs: What they were computed of.
         scale: Of the scores.
         context: Lines for the report: what was run, and how to run it again.
+        exp: The default policy of the kernel that computed them (`default_exp`), None if none did.
     """
-    comparisons = judge(results, inputs, scale=scale)
+    comparisons = judge(results, inputs, scale=scale, exp=exp)
     if all(c.ok for c in comparisons):
         return
     raise AssertionError(
@@ -158,7 +182,8 @@ def assert_case_correct(
     again = f"again:\n  from fa4core.testing import *\n  assert_case_correct({case}"
     again += "" if backend == "auto" else f", backend={backend!r}"
     again += "" if scale is None else f", scale={scale}"
-    assert_close_to_oracle(results, inputs, scale=scale, context=again + ")")
+    exp = default_exp(backend)
+    assert_close_to_oracle(results, inputs, scale=scale, context=again + ")", exp=exp)
 
 
 #: Layouts that `assert_variant_correct` tries.
@@ -251,7 +276,7 @@ def _failures(
             f"{error}\nThe variant was run with {case.shape}; give `shapes` that its tables serve "
             "(see `shapes_up_to`), or pass a function that makes the variant of a shape"
         ) from error
-    comparisons = judge(results, inputs, scale=scale)
+    comparisons = judge(results, inputs, scale=scale, exp=default_exp(backend))
     if all(c.ok for c in comparisons):
         return []
     again = (

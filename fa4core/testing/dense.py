@@ -17,10 +17,14 @@ import torch
 from fa4core.lowering.torch import evaluate
 from fa4core.plan.problem import Problem
 from fa4core.variant import Variant
+from primitives.expr import Node, algebra, substitute, walk
 from primitives.expr.trace import Derivative
 from primitives.sequence import Layout
 
 Tensor = torch.Tensor
+
+#: Largest relative error of functions that kernels approximate in score mods of half types.
+QUICK_ERROR = {"tanh": 6.6e-4}
 
 
 @attrs.frozen(eq=False)
@@ -209,10 +213,17 @@ def magnitudes(
 
     Returns:
         float64 tensors "out", "lse", "dq", "dk", "dv" and "d<i>" for the i-th captured tensor that
-        requires grad, in the shapes of what they describe, and a 0-d "score": the largest
-        `scale * sum(|q| |k|) + |modified score|` of an attended pair.
+        requires grad, in the shapes of what they describe, a 0-d "score": the largest
+        `scale * sum(|q| |k|) + |modified score|` of an attended pair, and a 0-d "quick": how much a
+        modified score of half types may be wrong because kernels approximate functions.
     """
     return _Magnitudes(q, k, v, variant, layout, grad_out, grad_lse, scale).result
+
+
+def _with_errors(score: Node) -> Node:
+    """A score function whose approximated functions are wrong by their stated error."""
+    wrong = {n: algebra.mul(n, 1.0 + QUICK_ERROR[n.op]) for n in walk(score) if n.op in QUICK_ERROR}
+    return substitute([score], wrong)[0]
 
 
 class _Magnitudes:
@@ -231,6 +242,8 @@ class _Magnitudes:
         named |= {f"d{i}": t for i, t in enumerate(self.learned)}
         self.result = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in named.items()}
         self.result["score"] = torch.zeros((), dtype=torch.float64)
+        self.result["quick"] = torch.zeros((), dtype=torch.float64)
+        self.quick = _with_errors(variant.graph.score) if q.dtype.itemsize == 2 else None
         for rows in sequences(problem, layout):
             self._sequence(rows, q, k, v, grad_out, grad_lse)
 
@@ -262,6 +275,11 @@ class _Magnitudes:
         products = torch.where(live & s.modified.isfinite(), products, 0.0)
         if products.numel():
             self.result["score"] = torch.maximum(self.result["score"], products.max())
+        if self.quick is not None and products.numel():
+            variables = indices(rows.b, *raw.shape) | {"score": torch.where(live, raw, 0.0)}
+            (wrong,) = evaluate([self.quick], variables, dtype=raw.dtype, live=live)
+            moved = torch.where(live & s.modified.isfinite(), (wrong - s.modified).abs(), 0.0)
+            self.result["quick"] = torch.maximum(self.result["quick"], moved.max().detach())
         score, sink = self.variant.gradient
         self._captured(score, rows.b, raw, ds)
         row_sums = (s.p_sink * row)[..., None]

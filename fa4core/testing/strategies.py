@@ -190,6 +190,7 @@ _SCHEDULES = (
     "schedule.split_kv(5)",
     "schedule.Schedule(coordinates='packed_gqa')",
     "schedule.Schedule(source='dynamic', order='shortest_first')",
+    "schedule.Schedule(source='one_tile', order='batch_sorted', l2_sections=False)",
 )
 
 

@@ -28,7 +28,9 @@ not. In units of `eps` of the result's dtype:
 * float64: the same, and nothing averages out: the oracle itself is as wrong as that.
 
 Exponentials by polynomial add twice the polynomial's relative error (numerator and denominator) to
-both limits: it is the same in every row.
+both limits: it is the same in every row. So do the functions that kernels approximate in the score
+functions of half types (`dense.QUICK_ERROR`), as far as they move a score: once for LSE and row
+maximum, twice for the rest.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 becomes (torch code, kernel code, interval bounds) is decided elsewhere, in `fa4core.lowering`.
 """
 
-from primitives.expr.algebra import substitute
 from primitives.expr.node import VARIABLES, Capture, Kind, Node, captures, walk
+from primitives.expr.rebuild import fingerprint, substitute
 from primitives.expr.text import dump, parse, pretty
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Node",
     "captures",
     "dump",
+    "fingerprint",
     "parse",
     "pretty",
     "substitute",

@@ -56,16 +56,16 @@ def gather(capture: Capture, indices: Iterable[Node | Number] = ()) -> Node:
 # ------------------------------------------------------------------------------------ order
 
 
-def _scalars(node: Node) -> tuple:
-    """The host-known scalars below a node: they break ties between equal structures."""
-    return tuple(n.attr.tensor.item() for n in walk(node) if n.op == "gather" and n.attr.is_scalar)
+def _age(node: Node) -> tuple[int, ...]:
+    """The captures below a node by age: they break ties between equal structures."""
+    return tuple(n.attr.serial for n in walk(node) if n.op == "gather")
 
 
 def _sorted(nodes: Iterable[Node], weights: Mapping[Node, int] | None = None) -> tuple[Node, ...]:
-    """Nodes in canonical order: by structure, then by weight, at last by run-time values.
+    """Nodes in canonical order: by structure, then by weight, at last by the age of captures.
 
-    Values decide between operands that nothing else tells apart, so that exchanging two of them
-    gives an equal graph.
+    What captures hold must not decide: a new value of a scalar would order operands anew, and so
+    compile a kernel again.
     """
     weights = weights or {}
 
@@ -76,7 +76,7 @@ def _sorted(nodes: Iterable[Node], weights: Mapping[Node, int] | None = None) ->
     nodes = list(nodes)
     keys = [rank(n) for n in nodes]
     if len(set(keys)) < len(keys):
-        order = sorted(range(len(nodes)), key=lambda i: (*keys[i], _scalars(nodes[i])))
+        order = sorted(range(len(nodes)), key=lambda i: (*keys[i], _age(nodes[i])))
     else:
         order = sorted(range(len(nodes)), key=lambda i: keys[i])
     return tuple(nodes[i] for i in order)
@@ -484,69 +484,3 @@ def _fold(op: str, args: tuple[Node, ...], kind: Kind, evaluate: Callable[..., A
         except (OverflowError, ValueError):
             pass
     return Node(op, args, kind)
-
-
-def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
-    """The node's operation applied to other operands, in canonical form."""
-    op = node.op
-    if op == "linear":
-        coefficients, constant = node.attr
-        total = const(constant)
-        for coefficient, arg in zip(coefficients, args, strict=True):
-            total = add(total, mul(coefficient, arg))
-        return total
-    if op == "gather":
-        return gather(node.attr, args)
-    if op in UNARY:
-        return unary(op, *args)
-    if op.startswith("bit"):
-        return bitwise(op.removeprefix("bit"), *args)
-    if op in ("min", "max"):
-        return extremum(op, *args)
-    if op == "mul" and node.kind == "int":
-        product = const(1)
-        for arg in args:
-            product = mul(product, arg)
-        return product
-    if op == "xor":
-        result = FALSE
-        for arg in args:
-            result = logical_xor(result, arg)
-        return result
-    return _REBUILD[op](*args)
-
-
-_REBUILD: dict[str, Callable[..., Node]] = {
-    "add": add,
-    "sub": sub,
-    "neg": neg,
-    "mul": mul,
-    "div": div,
-    "floordiv": floordiv,
-    "mod": mod,
-    "abs": absolute,
-    "pow": power,
-    "atan2": lambda a, b: Node("atan2", (to_float(a), to_float(b)), "float"),
-    "float": to_float,
-    "int": to_int,
-    "ge0": lambda a: less_equal(0, a),
-    "eq0": lambda a: equal(a, 0),
-    "le": less_equal,
-    "lt": less,
-    "eq": equal,
-    "not": logical_not,
-    "and": logical_and,
-    "or": logical_or,
-    "where": where,
-}
-
-
-def substitute(roots: Iterable[Node], replace: dict[Node, Node]) -> tuple[Node, ...]:
-    """`roots` with every node in `replace` exchanged, rebuilt in canonical form."""
-    roots = tuple(roots)
-    done = dict(replace)
-    for node in walk(*roots):
-        if node not in done:
-            args = tuple(done[a] for a in node.args)
-            done[node] = node if args == node.args else rebuild(node, args)
-    return tuple(done[r] for r in roots)

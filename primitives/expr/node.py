@@ -8,6 +8,7 @@ them canonical; this file only stores them. It knows torch for dtypes and nothin
 from __future__ import annotations
 
 import hashlib
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
@@ -38,14 +39,16 @@ class Capture:
     is a scalar: its value is known to the host and may change from call to call.
     """
 
-    __slots__ = ("__weakref__", "dtype", "kind", "rank", "tensor")
+    __slots__ = ("__weakref__", "dtype", "kind", "rank", "serial", "tensor")
 
     _interned: ClassVar[weakref.WeakValueDictionary[int, Capture]] = weakref.WeakValueDictionary()
+    _serials: ClassVar[Iterator[int]] = itertools.count()
 
     tensor: torch.Tensor | None
     dtype: torch.dtype
     rank: int
     kind: Kind
+    serial: int  # captures are numbered as they are made
 
     def __new__(cls, tensor: torch.Tensor) -> Capture:
         known = cls._interned.get(id(tensor))
@@ -53,7 +56,7 @@ class Capture:
             return known
         self = object.__new__(cls)
         self.tensor, self.dtype, self.rank = tensor, tensor.dtype, tensor.dim()
-        self.kind = kind_of(tensor.dtype)
+        self.kind, self.serial = kind_of(tensor.dtype), next(cls._serials)
         cls._interned[id(tensor)] = self
         return self
 
@@ -62,6 +65,7 @@ class Capture:
         """A capture without a tensor, for graphs read back from text."""
         self = object.__new__(cls)
         self.tensor, self.dtype, self.rank, self.kind = None, dtype, rank, kind_of(dtype)
+        self.serial = next(cls._serials)
         return self
 
     def __reduce__(self) -> tuple:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import torch
 
-from primitives.expr import Node, algebra, captures, dump, pretty, substitute
+from primitives.expr import Node, algebra, captures, dump, fingerprint, pretty, substitute
 from primitives.expr.errors import name_of
 from primitives.expr.reuse import trace_prebuilt
 from primitives.expr.trace import trace
@@ -92,7 +92,7 @@ class Mask:
         return tuple(c.tensor for c in captures(self.expr) if c.tensor is not None)
 
     def _identity(self) -> tuple:
-        return self.key, tuple(t.item() if _is_scalar(t) else id(t) for t in self.tensors)
+        return self.key, fingerprint(self.expr)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mask) and self._identity() == other._identity()
@@ -108,10 +108,6 @@ class Mask:
 
     def __repr__(self) -> str:
         return f"Mask({self.name}: {pretty(self.expr)})"
-
-
-def _is_scalar(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def _box(name: str, q: tuple[int, int] | None, k: tuple[int, int] | None) -> Mask:

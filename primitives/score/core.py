@@ -7,7 +7,7 @@ from collections.abc import Callable
 import attrs
 import torch
 
-from primitives.expr import Capture, Node, algebra, captures, dump, pretty, substitute
+from primitives.expr import Capture, Node, algebra, captures, dump, fingerprint, pretty, substitute
 from primitives.expr.errors import name_of
 from primitives.expr.reuse import trace_prebuilt_with_derivative
 from primitives.expr.trace import Derivative, GradientRule, trace_with_derivative
@@ -64,10 +64,7 @@ class ScoreMod:
         return tuple(c.tensor for c in self.captures if c.tensor is not None)
 
     def _identity(self) -> tuple:
-        return self.key, tuple(
-            c.tensor.item() if c.is_scalar and c.tensor is not None else id(c.tensor)
-            for c in self.captures
-        )
+        return self.key, fingerprint(self.expr)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ScoreMod) and self._identity() == other._identity()

@@ -75,6 +75,7 @@ def _features() -> tuple[Feature, ...]:
             "shortest first": {"order": "shortest_first"},
             "packed GQA": {"coordinates": "packed_gqa"},
             "split keys": {"coordinates": "split_kv", "num_splits": 3},
+            "pairs of CTAs": {"ctas": 2},
         },
         "sequence": {
             "seqused": {"layout": LayoutSpec("seqused", slack=3)},

@@ -16,6 +16,8 @@ from multiprocessing import get_context
 import torch
 from cells import Cell, execute
 from features import FEATURES
+from rich.console import Console
+from rich.progress import track
 
 INTRO = """\
 # Composition
@@ -34,13 +36,14 @@ below.
 """
 
 
-def _run(pair: tuple[int, int]) -> Cell:
+def _run(pair: tuple[int, int]) -> Cell | str:
+    """The cell of two features, or what went wrong."""
     torch.set_num_threads(1)
     a, b = (FEATURES[i] for i in pair)
     try:
         return execute(a, b)
     except Exception as error:
-        raise RuntimeError(f"{a.name} with {b.name}: {error}") from error
+        return f"{a.name} with {b.name}: {type(error).__name__}: {error}"
 
 
 def page(cells: dict[tuple[int, int], Cell]) -> str:
@@ -79,11 +82,12 @@ def page(cells: dict[tuple[int, int], Cell]) -> str:
 def main() -> None:
     pairs = list(itertools.combinations_with_replacement(range(len(FEATURES)), 2))
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        cells: dict[tuple[int, int], Cell] = {}
-        for pair, cell in zip(pairs, pool.map(_run, pairs, chunksize=4), strict=True):
-            cells[pair] = cell
-            if len(cells) % 25 == 0:
-                print(f"{len(cells)} of {len(pairs)}", file=sys.stderr, flush=True)
+        results = pool.map(_run, pairs, chunksize=4)
+        shown = track(results, "cells", len(pairs), console=Console(stderr=True))
+        cells = dict(zip(pairs, shown, strict=True))
+    wrong = [cell for cell in cells.values() if isinstance(cell, str)]
+    if wrong:
+        sys.exit("\n\n".join([f"{len(wrong)} cells are wrong; no page is written", *wrong]))
     print(page(cells), end="")
 
 

@@ -12,6 +12,7 @@ from kernels import (
     persistent,
     pipelines,
     reduction,
+    tensor_cores,
     tma,
     tmem,
     warp_mma,
@@ -20,7 +21,7 @@ from kernels.case import Case
 
 MODULES = (
     elementwise, reduction, tma, pipelines, clusters, warp_mma, persistent, tmem, gemm_sm100,
-    overlap, gemm_pair, gemm_sm90,
+    overlap, gemm_pair, gemm_sm90, tensor_cores,
 )  # fmt: skip
 CASES: list[Case] = [case for module in MODULES for case in module.CASES]
 BY_NAME = {case.name: case for case in CASES}

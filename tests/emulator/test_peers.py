@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-import sys
-import types
 
 import pytest
 import torch
@@ -19,35 +17,15 @@ import attrs
 
 from fa4core.emulator.host.facade import cuda_facade
 from fa4core.emulator.session import emulator
-
-
-def _stand_in_for_triton() -> None:
-    """FA4 imports quack, whose autotuner imports triton; nothing of either runs here."""
-    if importlib.util.find_spec("triton") is not None:
-        return
-    import torch._dynamo  # noqa: F401  (looks for a real triton when imported)
-
-    triton = types.ModuleType("triton")
-    triton.runtime = types.SimpleNamespace(  # type: ignore[attr-defined]
-        cache=types.SimpleNamespace(FileCacheManager=object)
-    )
-    triton.jit = lambda function: function  # type: ignore[attr-defined]
-    language = types.ModuleType("triton.language")
-    triton.language = language  # type: ignore[attr-defined]
-    sys.modules["triton"], sys.modules["triton.language"] = triton, language
+from fa4core.report.peer import import_fa4
 
 
 @pytest.fixture(scope="module")
 def interface():
-    _stand_in_for_triton()
-    from fa4core.compile import import_dsl
-
-    import_dsl()
     try:
-        from flash_attn.cute import interface as module
+        return import_fa4()
     except ImportError as error:
         pytest.skip(f"flash_attn.cute cannot be imported: {error}")
-    return module
 
 
 @attrs.frozen

@@ -54,8 +54,8 @@ def run(produce=producer, consume=consumer, count: int = 5, pipeline: Pipeline =
     plan = SimpleNamespace(count=count)
     check(
         pipeline,
-        record(pipeline, "producer", produce, Work, plan, ())
-        + record(pipeline, "consumer", consume, Work, plan, ()),
+        record(pipeline, "producer", produce, Work, plan, {})
+        + record(pipeline, "consumer", consume, Work, plan, {}),
     )
 
 

@@ -216,7 +216,7 @@ def test_every_backend_has_a_line():
     for name in ("sm100", "sm90", "emulator"):
         assert any(words[:1] == [f"{name}:"] for words in shown)
     asked = str(explain(Variant(), *tensors(), backend="sm100"))
-    assert "none: this call would fail. sm100 refuses it: this version does not launch" in asked
+    assert "none: this call would fail. sm100 refuses it: the tensors are on cpu" in asked
     assert "reference: possible" in asked
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +12,8 @@ from click.testing import CliRunner
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core.cli import main
-from fa4core.report.pipeline import spec_for
+from fa4core.report.pipeline import call_for
+from fa4core.sm100.forward.launch import spec_of
 from variants.causal import causal
 
 
@@ -28,7 +31,7 @@ def test_everything_declared_is_shown() -> None:
     _, problem = requested(
         "variants.causal", (), **sizes, head_dim=None, head_dim_v=None, dtype="bfloat16"
     )
-    spec = spec_for(causal(), problem, "sm100")
+    spec = spec_of(call_for(causal(), problem, "sm100"), "sm100")
     pipeline = spec.pipeline
     for role in pipeline.roles:
         assert re.search(rf"^  {role.name} .* {role.registers}$", text, re.MULTILINE)
@@ -48,3 +51,31 @@ def test_the_problem_decides() -> None:
 def test_calls_without_a_kernel_are_refused_with_the_reason() -> None:
     assert "float32" in shown("variants.causal", "--dtype", "float32", code=1)
     assert "choose sm100" in shown("variants.causal", "--target", "cpu", code=1)
+
+
+def test_a_pair_of_ctas_says_where_roles_run_and_arrive(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a_pair.py").write_text(
+        "from fa4core import Variant\n"
+        "from primitives.schedule import Schedule\n"
+        "def pair():\n    return Variant(schedule=Schedule(ctas=2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    text = shown("a_pair:pair", "--seqlen", "1024")
+    assert "in each of 2 CTAs" in text and "mma (first CTA only)" in text
+    assert "commit at all CTAs" in text and "tma at the first CTA" in text
+
+
+def test_it_needs_no_dsl() -> None:
+    """The declaration is plain Python; only the checker's run needs the role code."""
+    script = (
+        "import sys; sys.modules['cutlass'] = None\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'cutlass' else find(name, *rest)\n"
+        "sys.argv[1:] = ['explain', 'variants.causal', '--seqlen', '256', '--pipeline']\n"
+        "from fa4core.cli import main; main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "p_ready" in done.stdout
+    assert "not run: role code imports CuTe DSL" in done.stdout

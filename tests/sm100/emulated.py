@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fa4core.emulator.session import emulator
 from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
-from fa4core.testing.check import by_backend
+from fa4core.testing.check import by_backend, default_exp
 
 FIXED = LayoutSpec()
 
@@ -18,4 +18,6 @@ def execute(
     inputs = case.inputs()
     with emulator(target="sm100", seed=seed, detect="all", num_sms=num_sms, record=False):
         results = run(by_backend("emulator"), inputs, scale=scale, backward=False)
-    assert_close_to_oracle(results, inputs, scale=scale, context=str(case))
+    assert_close_to_oracle(
+        results, inputs, scale=scale, context=str(case), exp=default_exp("emulator")
+    )

@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from test_forward import FIXED, SEQUSED, VARLEN, execute
+from emulated import FIXED, execute
 
 from fa4core.plan.target import SM100
 from fa4core.sm100.forward.protocol import check_forward
 from fa4core.sm100.forward.spec import MAX_HEAD_DIM, Spec
-from fa4core.testing import Shape
+from fa4core.testing import LayoutSpec, Shape
 
+SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 WINDOW = (
     "Variant(mask=mask.sliding_window(150, 30) | mask.sink_tokens(4), "
     "score=score.alibi(normal(1, 2, std=0.2)), sink=sink.learned(normal(2, 2)))"

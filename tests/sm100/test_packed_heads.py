@@ -18,7 +18,7 @@ from fa4core.testing import LayoutSpec, Shape
 from primitives import mask
 from primitives.schedule import Schedule
 
-SCHEDULE = "schedule=schedule.Schedule(coordinates='packed_gqa', l2_sections=False)"
+SCHEDULE = "schedule=schedule.Schedule(coordinates='packed_gqa')"
 SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 
 

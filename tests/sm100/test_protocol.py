@@ -50,7 +50,7 @@ def test_there_are_enough_seeded_bugs() -> None:
 
 def test_events_come_from_the_role_code() -> None:
     recorded = {p.name: p for p in programs(SPEC, (2,))}
-    assert set(recorded) == {"softmax0", "softmax1", "correction", "mma", "load"}
+    assert set(recorded) == {"softmax0", "softmax1", "correction", "mma", "load", "store"}
     calls = [getattr(e, "name", None) for e in recorded["mma"].events]
     assert [c for c in calls if c] == [
         "qk", "qk",

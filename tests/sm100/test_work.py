@@ -21,7 +21,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("side", [1, 2])
+@pytest.mark.parametrize("side", [1, 2, 4])
 @pytest.mark.parametrize("name", MASKS)
 def test_runs_cover_what_the_maps_visit(name: str, side: int) -> None:
     lengths = (700, 0, 256), (600, 300, 512)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from fa4core.emulator.session import emulator
+from fa4core.places import in_emulator, on_device
 from fa4core.plan.problem import Problem
-from fa4core.prepared import Prepared, Skeleton, in_emulator, on_device, prepare
+from fa4core.prepared import Prepared, Skeleton, prepare
 from fa4core.program import Program
 from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.launch import FORWARD

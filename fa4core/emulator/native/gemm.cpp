@@ -148,9 +148,9 @@ void load_tile_raw(const Watch& watch, const SmemTile& t, int rows, int bytes, f
 
 typedef float V __attribute__((vector_size(64), aligned(4), may_alias));
 
-template <int VECTORS>
-static void product(float* d, int ldd, const float* a, int lda, const float* b, int ldb,
-                    int columns, int ks, bool accumulate) {
+void product64(float* d, int ldd, const float* a, int lda, const float* b, int ldb, int columns,
+               int ks, bool accumulate) {
+  constexpr int VECTORS = 4;
   for (int c = 0; c < columns; c += 4) {
     V acc[4][VECTORS];
     for (int j = 0; j < 4; j++)
@@ -166,15 +166,6 @@ static void product(float* d, int ldd, const float* a, int lda, const float* b, 
     for (int j = 0; j < 4; j++)
       for (int v = 0; v < VECTORS; v++) *(V*)(d + (c + j) * ldd + 16 * v) = acc[j][v];
   }
-}
-
-void product64(float* d, int ldd, const float* a, int lda, const float* b, int ldb, int columns,
-               int ks, bool accumulate) {
-  product<4>(d, ldd, a, lda, b, ldb, columns, ks, accumulate);
-}
-void product16(float* d, int ldd, const float* a, int lda, const float* b, int ldb, int columns,
-               int ks, bool accumulate) {
-  product<1>(d, ldd, a, lda, b, ldb, columns, ks, accumulate);
 }
 
 }  // namespace emu

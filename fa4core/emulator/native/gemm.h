@@ -37,9 +37,6 @@ void load_tile_raw(const Watch& w, const SmemTile& t, int rows, int bytes, float
 // ascending, one rounding per step.
 void product64(float* d, int ldd, const float* a, int lda, const float* b, int ldb, int columns,
                int ks, bool accumulate);
-// The same with 16 rows (a warp's part of wgmma).
-void product16(float* d, int ldd, const float* a, int lda, const float* b, int ldb, int columns,
-               int ks, bool accumulate);
 
 void widen(Number n, const u8* from, float* to, int count);
 

@@ -1,10 +1,8 @@
 // Tensor cores fed by registers and by wgmma: ldmatrix, stmatrix, movmatrix, mma.sync, wgmma.
 // PTX ISA: "Warp Level Matrix Instructions", "Asynchronous Warpgroup Level Matrix Instructions".
-// Sums are formed in ascending k with one rounding a step; the hardware's internal order and width
-// differ.
 #include <algorithm>
 
-#include "gemm.h"
+#include "accumulate.h"
 #include "lanes.h"
 #include "numbers.h"
 #include "strong.h"
@@ -115,6 +113,24 @@ void gather_a(const Warp& w, const u32* regs, size_t count, Number n,
     }
 }
 
+// What an H200 makes of 8-bit mma.sync is, to the bit, two f16 ones from zero, of the lower and
+// then of the upper halves of all registers, and C added in float.
+void multiply_8bit(float* d, const float* a, const float* b, Number na, Number nb, int ks) {
+  float sum[8 * 16] = {}, half_a[32 * 16], half_b[32 * 8];
+  for (int upper = 0; upper < 2; upper++) {
+    for (int q = 0; q < ks / 2; q++) {
+      int k = q / 2 * 4 + q % 2 + 2 * upper;
+      std::copy_n(a + k * 16, 16, half_a + q * 16);
+      std::copy_n(b + k * 8, 8, half_b + q * 8);
+    }
+    fused16({na, nb, false, 25, 23}, sum, 16, half_a, 16, half_b, 8, 8, ks / 2);
+  }
+  for (int q = 0; q < 8 * 16; q++) {
+    d[q] += sum[q];
+    if (std::isnan(d[q])) d[q] = bits<float>(0x7fffffff);
+  }
+}
+
 // n: A number | B number << 4 | K << 8; bytes: accumulator 0 f32, 1 f16, 2 s32
 // x->regs: D; x->regs2: A, then B, then C; x->n: how many of A, B, C
 void mma_sync(Warp& w, const Ins& i, Mask m) {
@@ -132,21 +148,32 @@ void mma_sync(Warp& w, const Ins& i, Mask m) {
       unpack(nb, w.r(rb[r])[t], e);
       for (u32 q = 0; q < per; q++) b[(per * (t % 4) + q + (u32)r * 4 * per) * 8 + t / 4] = e[q];
     }
+  auto row = [](u32 t, u32 c) { return t / 4 + 8 * (c / 2); };  // of D's c-th number of lane t
+  auto column = [](u32 t, u32 c) { return 2 * (t % 4) + c % 2; };
   alignas(64) u32 out[4][LANES];
-  for (u32 t = 0; t < LANES; t++)
-    for (u32 c = 0; c < 4; c++) {
-      u32 row = t / 4 + 8 * (c / 2), col = 2 * (t % 4) + c % 2;
-      if (i.bytes == 2) {
+  if (i.bytes == 2) {
+    for (u32 t = 0; t < LANES; t++)
+      for (u32 c = 0; c < 4; c++) {
         i32 sum = (i32)w.r(rc[c])[t];
-        for (int q = 0; q < ks; q++) sum += (i32)a[q * 16 + row] * (i32)b[q * 8 + col];
+        for (int q = 0; q < ks; q++)
+          sum += (i32)a[q * 16 + (int)row(t, c)] * (i32)b[q * 8 + (int)column(t, c)];
         out[c][t] = (u32)sum;
-        continue;
       }
-      float sum = i.bytes == 0 ? bits<float>(w.r(rc[c])[t])
-                               : half_to_float((u16)(w.r(rc[c / 2])[t] >> (16 * (c % 2))));
-      for (int q = 0; q < ks; q++) sum += a[q * 16 + row] * b[q * 8 + col];
-      out[c][t] = i.bytes == 0 ? bits<u32>(sum) : half_near(sum);
-    }
+  } else {
+    float d[8 * 16];
+    for (u32 t = 0; t < LANES; t++)
+      for (u32 c = 0; c < 4; c++)
+        d[column(t, c) * 16 + row(t, c)] =
+            i.bytes == 0 ? bits<float>(w.r(rc[c])[t])
+                         : half_to_float((u16)(w.r(rc[c / 2])[t] >> (16 * (c % 2))));
+    if (number_bytes(na) == 1) multiply_8bit(d, a, b, na, nb, ks);
+    else fused16({na, nb, i.bytes == 1, 25, 23}, d, 16, a, 16, b, 8, 8, ks);
+    for (u32 t = 0; t < LANES; t++)
+      for (u32 c = 0; c < 4; c++) {
+        float x = d[column(t, c) * 16 + row(t, c)];
+        out[c][t] = i.bytes == 0 ? bits<u32>(x) : half_near(x);
+      }
+  }
   if (i.bytes == 1)
     for (u32 c = 0; c < 2; c++)
       for (u32 t = 0; t < LANES; t++)
@@ -219,11 +246,11 @@ struct Wgmma : Flight {
             f(w.w(reg)[t], c % 2, e);
           }
     };
-    if (accumulate)
-      each([&](u32& v, u32 h, float& e) {
-        e = half ? half_to_float((u16)(v >> (16 * h))) : bits<float>(v);
-      });
-    product16(d, 16, af, 16, bf, n, n, ks, accumulate);
+    each([&](u32& v, u32 h, float& e) {
+      e = !accumulate ? 0 : half ? half_to_float((u16)(v >> (16 * h))) : bits<float>(v);
+    });
+    bool narrow = number_bytes(na) == 1;
+    fused16({na, nb, half, narrow ? 13 : 25, narrow ? 13 : 23}, d, 16, af, 16, bf, n, n, ks);
     each([&](u32& v, u32 h, float& e) {
       if (half) v = (v & ~(0xffffu << (16 * h))) | (u32)half_near(e) << (16 * h);
       else v = bits<u32>(e);

@@ -1,7 +1,7 @@
 """The correction role: four warps that rescale O while it grows, and finish it.
 
 Also the epilogue: it normalises O with the statistics that were really applied, joins the sink,
-and writes O, LSE and row maximum. Work tiles without any key block end here, too.
+writes LSE, and stages O for the store role. Work tiles without any key block end here, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import tcgen05
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.forward.rows import row_of
+from fa4core.sm100.forward.rows import results_batch, row_of, write_row
 from fa4core.sm100.forward.spec import TILE, Spec
 
 LN2 = math.log(2.0)
@@ -27,21 +27,17 @@ WIDTH = 16  # columns of O at a time
 
 @cute.jit
 def correction(work: Any, plan: Any, ends: Ends):
-    """Says at once that O may be overwritten, rescales it for every later block, finishes it."""
+    """Rescales O before every block but the first; finishes it. After either P V may go on."""
     o, p = ends.waits("o_full"), ends.posts("p_ready")
     stats, stats_free = ends.waits("stats_full"), ends.posts("stats_empty")
+    out, out_free = ends.posts("out_full"), ends.waits("out_empty")
     source = plan.source(ends)
     index = source.first()
+    for t in work.tiles:
+        p.arrive(t)  # nothing is in O yet
     while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
-            for t in work.tiles:
-                p.arrive(t)  # behind the epilogue of the work tile before this one
-            for t in work.tiles:
-                stats.wait(t)
-                work.factor(t)  # of nothing
-                stats_free.arrive(t)
-            stats.advance()
             for _ in range(item.blocks - 1):
                 for t in work.tiles:
                     stats.wait(t)
@@ -54,13 +50,26 @@ def correction(work: Any, plan: Any, ends: Ends):
                 stats.wait(t)
                 rows = work.rows(t)
                 stats_free.arrive(t)
+                factor = work.finish(item, t, rows)
                 o.wait(t)
-                work.finish(item, t, rows)
+                for part in work.parts:
+                    out_free.wait()
+                    work.stage(t, part, out.stage, factor)
+                    out.arrive()
+                    out.advance()
+                    out_free.advance()
+                p.arrive(t)  # the next work tile may overwrite O
             stats.advance()
             o.advance()
         else:
             for t in work.tiles:
                 work.finish_empty(item, t)
+                for part in work.parts:
+                    out_free.wait()
+                    work.stage_zeros(part, out.stage)
+                    out.arrive()
+                    out.advance()
+                    out_free.advance()
         index = source.next(index)
 
 
@@ -70,76 +79,101 @@ class CorrectionWork(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup: the row of the tile.
         o: Address in tensor memory of the accumulator, by tile.
-        stats: (3, 128, tiles) float32 in shared memory.
-        out: (seqlen_q, d_v, heads, batch) in global memory; `lse`, `row_max` (seqlen_q, heads,
-            batch).
+        stats: (2, 128, tiles) float32 in shared memory.
+        staged: (128, columns, stages) in shared memory: parts of O for the store role.
+        lse, row_max: (seqlen_q, heads, batch) in global memory; of the shares if keys are split.
+        batches: Of queries.
     """
 
-    def __init__(self, spec: Spec, thread, o, stats, mods, out, lse, row_max):
+    def __init__(self, spec: Spec, thread, o, stats, mods, staged, lse, row_max, batches):
         self.spec, self.thread, self.o, self.stats, self.mods = spec, thread, o, stats, mods
-        self.out, self.lse, self.row_max = out, lse, row_max
-        self.tiles = tuple(range(spec.tiles))
+        self.staged, self.lse, self.row_max, self.batches = staged, lse, row_max, batches
+        self.tiles, self.parts = tuple(range(spec.tiles)), tuple(range(spec.out_parts))
 
     @touches(lambda t: (reads("stats", t),))
     def factor(self, t: int) -> cutlass.Float32:
         return self.stats[0, self.thread, t]
 
     @touches(lambda t: (reads("stats", t),))
-    def rows(self, t: int) -> tuple[cutlass.Float32, cutlass.Float32, cutlass.Float32]:
-        """Sum, applied maximum, true maximum."""
-        return tuple(self.stats[i, self.thread, t] for i in range(3))
+    def rows(self, t: int) -> tuple[cutlass.Float32, cutlass.Float32]:
+        """Sum and applied maximum."""
+        return self.stats[0, self.thread, t], self.stats[1, self.thread, t]
 
     @touches(lambda t, factor: (reads("o", t), writes("o", t)))
     def rescale(self, t: int, factor: cutlass.Float32) -> None:
         """Multiply O, unless no row of the warp needs it."""
         _rescale(self, t, factor)
 
-    @touches(lambda item, t, rows: (reads("o", t),))
-    def finish(self, item: Any, t: int, rows: tuple) -> None:
-        """Normalise and write the row."""
+    def finish(self, item: Any, t: int, rows: tuple) -> cutlass.Float32:
+        """Write the row's LSE; gives the factor that normalises O."""
         row = row_of(self.spec, item, t, self.thread)
-        total, applied, highest = rows
+        total, applied = rows
         part, base = self._join(item, row, applied)
         whole = total * part
         if self.mods.has_sink:
-            logit = self.mods.sink_of(item, row) * LOG2E
+            logit = self._sink(item, row) * LOG2E
             whole = whole + cute.math.exp2(logit - base, fastmath=True)
         whole = select(applied == NEVER, 1.0, whole, "float")
-        _write(self, item, t, row, part / whole)
         lse = (base + cute.math.log2(whole)) * LN2
-        self._write_statistics(item, row, self._lse(item, row, applied, lse), highest * LN2)
+        self._write(self.lse, item, row, self._lse(item, row, applied, lse))
+        return part / whole
 
-    @touches(lambda item, t: ())
     def finish_empty(self, item: Any, t: int) -> None:
-        """Write the row of a query tile with nothing to attend to."""
-        row = row_of(self.spec, item, t, self.thread)
-        _write_zeros(self, item, row)
-        lse = cutlass.Float32(NEVER)
-        self._write_statistics(item, row, self._lse(item, row, lse, lse), cutlass.Float32(NEVER))
+        """Write the statistics of a row with nothing to attend to."""
+        row, never = row_of(self.spec, item, t, self.thread), cutlass.Float32(NEVER)
+        self._write(self.lse, item, row, self._lse(item, row, never, never))
+        self._write(self.row_max, item, row, never)
+
+    @touches(lambda t, part, stage, factor: (reads("o", t), writes("out", stage)))
+    def stage(self, t: int, part: int, stage: Any, factor: cutlass.Float32) -> None:
+        """Columns of O times `factor` to shared memory."""
+        _stage(self, t, part, stage, factor)
+
+    @touches(lambda part, stage: (writes("out", stage),))
+    def stage_zeros(self, part: int, stage: Any) -> None:
+        values = cute.make_rmem_tensor(cute.make_layout(WIDTH), cutlass.Float32)
+        values.fill(0.0)
+        for column in self.columns(part):
+            self.write_columns(column, stage, values)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    def columns(self, part: int) -> range:
+        """First columns of the pieces of a part, within the part."""
+        width = self.spec.out_columns
+        return range(0, min(width, self.spec.d_v - part * width), WIDTH)
+
+    def write_columns(self, column: int, stage: Any, values: cute.Tensor) -> None:
+        dtype = self.staged.element_type
+        at_once = 128 // dtype.width
+        place = self.staged[self.thread, None, stage]
+        for i in range(0, WIDTH, at_once):
+            rounded = cute.make_rmem_tensor(cute.make_layout(at_once), dtype)
+            for n in range(at_once):
+                rounded[n] = values[i + n].to(dtype)
+            target = cute.local_tile(place, (at_once,), ((column + i) // at_once,))
+            cute.autovec_copy(rounded, target)
+
+    def _sink(self, item: Any, row: Any) -> cutlass.Float32:
+        """The sink's logit; the first share counts it, for all."""
+        logit = self.mods.sink_of(item, row)
+        return select(item.share == 0, logit, NEVER, "float") if self.spec.split else logit
+
+    def _write(self, to: cute.Tensor, item: Any, row: Any, value: Any) -> None:
+        write_row(to, item, row, results_batch(self.spec, item, self.batches), value)
 
     def _join(self, item: Any, row: Any, applied: Any) -> tuple[Any, Any]:
         """The factor of everything accumulated, and the maximum that the result is relative to."""
         if not self.mods.has_sink:
             return cutlass.Float32(1.0), applied
-        logit = self.mods.sink_of(item, row) * LOG2E
+        logit = self._sink(item, row) * LOG2E
         base = cute.arch.fmax(applied, logit)
         base = select(base == NEVER, 0.0, base, "float")
         return cute.math.exp2(applied - base, fastmath=True), base
 
     def _lse(self, item: Any, row: Any, applied: Any, lse: Any) -> Any:
         """LSE, right for rows with nothing to attend to, too."""
-        empty = self.mods.sink_of(item, row) if self.mods.has_sink else NEVER
+        empty = self._sink(item, row) if self.mods.has_sink else NEVER
         return select(applied == NEVER, empty, lse, "float")
-
-    def _write_statistics(self, item: Any, row: Any, lse: Any, highest: Any) -> None:
-        _write_row(self.lse, item, row, lse)
-        _write_row(self.row_max, item, row, highest)
-
-
-@cute.jit
-def _write_row(to: cute.Tensor, item: Any, row: Any, value: Any):
-    if row.query < item.seqlen_q:
-        to[item.start_q + row.query, row.head, item.b_q] = value
 
 
 def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, Any, Any]:
@@ -175,34 +209,13 @@ def _rescale(work: Any, t: int, factor: Any):
 
 
 @cute.jit
-def _write(work: Any, item: Any, t: int, row: Any, factor: Any):
-    """O's row times `factor` to global memory."""
-    for column in cutlass.range_constexpr(0, work.spec.d_v, WIDTH):
-        atom, source, layout = _part(work, t, column, False)
+def _stage(work: Any, t: int, part: cutlass.Constexpr, stage: Any, factor: Any):
+    first = part * work.spec.out_columns
+    for column in work.columns(part):
+        atom, source, layout = _part(work, t, first + column, False)
         values = cute.make_rmem_tensor(layout, cutlass.Float32)
         cute.copy(atom, source, values)
         cute.arch.fence_view_async_tmem_load()
         _scale(values, factor)
-        _write_columns(work, item, row, column, values)
-
-
-@cute.jit
-def _write_zeros(work: Any, item: Any, row: Any):
-    for column in cutlass.range_constexpr(0, work.spec.d_v, WIDTH):
-        values = cute.make_rmem_tensor(cute.make_layout(WIDTH), cutlass.Float32)
-        for i in cutlass.range_constexpr(WIDTH):
-            values[i] = cutlass.Float32(0.0)
-        _write_columns(work, item, row, column, values)
-
-
-@cute.jit
-def _write_columns(work: Any, item: Any, row: Any, column: cutlass.Constexpr, values: cute.Tensor):
-    if row.query < item.seqlen_q:
-        for i in cutlass.range_constexpr(0, WIDTH, 8):
-            if cutlass.const_expr(column + i < work.spec.head_dim_v):
-                eight = cute.make_rmem_tensor(cute.make_layout(8), work.out.element_type)
-                for n in cutlass.range_constexpr(8):
-                    eight[n] = values[i + n].to(work.out.element_type)
-                place = work.out[item.start_q + row.query, None, row.head, item.b_q]
-                target = cute.local_tile(place, (8,), ((column + i) // 8,))
-                cute.autovec_copy(eight, target)
+        work.write_columns(column, stage, values)
+    cute.arch.fence_proxy("async.shared", space="cta")

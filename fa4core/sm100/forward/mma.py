@@ -18,24 +18,42 @@ LAST_STEPS = STEPS // PARTS
 
 @cute.jit
 def mma(work: Any, plan: Any, ends: Ends):
-    """S0, S1, then block by block: (P0 V, next S0), (P1 V, next S1)."""
+    """S0, S1, then block by block: (P0 V, next S0), (P1 V, next S1).
+
+    The next S may be of the next work tile, so that one tile's end overlaps the next one's start.
+    """
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
     kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
     s, o = ends.posts("s_full"), ends.posts("o_full")
     p, p_last = ends.waits("p_ready"), ends.waits("p_last")
     source = plan.source(ends)
     index = source.first()
+    unfinished = 0  # key blocks of a work tile whose last P V is still to be issued, with V in `v`
+    v = kv.stage
     while index < plan.count:
         item = plan.item(index)
+        k = kv.stage
         if item.blocks > 0:
             k = kv.take()
-            for t in work.tiles:
+        for t in work.tiles:
+            if unfinished > 0:
+                p.wait(t)
+                work.pv(t, v, unfinished > 1)
+                p_last.wait(t)
+                work.pv_last(t, v)
+                o.arrive(t)
+            if item.blocks > 0:
                 q.wait(t)
                 work.qk(t, k)
                 s.arrive(t)
+        if unfinished > 0:
+            p.advance()
+            p_last.advance()
+            kv_free.arrive(stage=v)
+        if item.blocks > 0:
             kv_free.arrive(stage=k)
+            v = kv.take()
             for i in range(item.blocks - 1, unroll=1):
-                v = kv.take()
                 k = kv.take()
                 for t in work.tiles:
                     p.wait(t)
@@ -48,20 +66,20 @@ def mma(work: Any, plan: Any, ends: Ends):
                 p_last.advance()
                 kv_free.arrive(stage=v)
                 kv_free.arrive(stage=k)
+                v = kv.take()
             for t in work.tiles:
                 q_free.arrive(t)
-            v = kv.take()
-            for t in work.tiles:
-                p.wait(t)
-                work.pv(t, v, item.blocks > 1)
-                p_last.wait(t)
-                work.pv_last(t, v)
-                o.arrive(t)
-            p.advance()
-            p_last.advance()
-            kv_free.arrive(stage=v)
             q.advance()
+        unfinished = item.blocks
         index = source.next(index)
+    if unfinished > 0:
+        for t in work.tiles:
+            p.wait(t)
+            work.pv(t, v, unfinished > 1)
+            p_last.wait(t)
+            work.pv_last(t, v)
+            o.arrive(t)
+        kv_free.arrive(stage=v)
 
 
 class MmaWork(Fixed):

@@ -15,8 +15,12 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from fa4core.lowering.cute import Scope, as_bool, as_float, per_element, select
+from fa4core.lowering.approximate import QUICK, Unit
+from fa4core.lowering.cute import Scope, as_float, select
+from fa4core.lowering.predicate import BITS, Predicate
+from fa4core.lowering.words import leaves, per_element
 from fa4core.pipeline.effects import Fixed
+from fa4core.reference.exp2 import emulated
 from fa4core.sm100.forward.rows import Row
 from fa4core.sm100.forward.spec import Spec
 from primitives.expr import Node, algebra, captures, parse, walk
@@ -29,6 +33,8 @@ class Mods(Fixed):
     """Mask, score mod and sink with their captured tensors.
 
     Attributes:
+        live: The mask, and that the key is inside.
+        fraction: Share of the elements whose transcendental functions are computed on FMA units.
         plain: Whether scores go unmodified, so that scaling can wait until the exponential.
         has_sink: Whether there is one more logit.
     """
@@ -37,6 +43,9 @@ class Mods(Fixed):
         self.mask, self.score, self.sink = parse(spec.graph)
         slots = captures(self.mask, self.score, self.sink)
         self.captured = dict(zip(slots, captured, strict=True))
+        inside = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
+        self.live = algebra.logical_and(self.mask, inside)
+        self.fraction = spec.exp.fraction
         self.plain = self.score is algebra.var("score") and not spec.negative_scale
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
 
@@ -46,7 +55,7 @@ class Mods(Fixed):
 
     def long(self, partial: bool) -> bool:
         """Whether the code for one element is so long that it should not be there 128 times."""
-        roots = [self.score, self.mask] if partial else [self.score]
+        roots = [self.score, *leaves(self.live)] if partial else [self.score]
         return sum(map(_length, walk(*roots))) > UNROLLED
 
     def apply(
@@ -71,20 +80,21 @@ class Mods(Fixed):
             column: Place of the i-th score behind `first`.
         """
         scope = self._row(item, row, partial)
-        if partial:
-            scope.hoist([self.mask])
         if not self.plain:
             scope.hoist([self.score])
-        room = item.seqlen_k - first  # so that each key is compared with a constant
+        start = -BITS
         for i in range(cute.size(scores)):
-            k = first + column(i)
+            at = column(i)
+            if at >= start + BITS:
+                start = at // BITS * BITS
+                live = Predicate(self.live, scope, first + start)
             value = scores[i] if self.plain else scores[i] * scale
-            element = scope.element(k, value)
             if not self.plain:
-                value = as_float(element.value(self.score))
+                unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
+                value = as_float(scope.element(first + at, value, unit).value(self.score))
             if partial:
-                live = (column(i) < room) & as_bool(element.value(self.mask))
-                value = select(live, value, NEVER, "float")
+                holds = live.at(at - start, scope.element(first + at))
+                value = select(holds, value, NEVER, "float")
             scores[i] = value
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
@@ -108,7 +118,9 @@ def _length(node: Node) -> int:
     if not per_element(node) or node.op in ("var", "const"):
         return 0
     if node.op == "gather":
-        return 3 * len(node.args)
+        return 10 * len(node.args)  # clamped, scaled, added to the address, loaded
     if node.op in ("floordiv", "mod"):
         return 5
+    if node.op in QUICK:
+        return 3
     return 8 if node.op in algebra.UNARY else 1

@@ -1,4 +1,4 @@
-"""Which query and which head a row of a query tile is.
+"""Which query and which head a row of a query tile is, and where its results go.
 
 A tile holds `spec.queries` consecutive queries of `spec.packed` consecutive heads, the head
 fastest; one head where none are packed. Rows that are left over lie behind every sequence's end.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from cutlass import cute
 
 from fa4core.lowering.cute import select
 from fa4core.sm100.forward.spec import Spec
@@ -29,3 +30,15 @@ def row_of(spec: Spec, item: Any, t: Any, thread: Any) -> Row:
         return Row(first + thread, item.h)
     query = select(thread < spec.rows, first + thread // spec.packed, item.seqlen_q, "int")
     return Row(query, item.h * spec.packed + thread % spec.packed)
+
+
+def results_batch(spec: Spec, item: Any, batches: Any) -> Any:
+    """Batch entry of a work tile's results, of queries with `batches` entries."""
+    return item.b_q + item.share * batches if spec.split else item.b_q
+
+
+@cute.jit
+def write_row(to: cute.Tensor, item: Any, row: Row, b: Any, value: Any):
+    """A number of a row into (seqlen_q, heads, batch), unless the row is behind the end."""
+    if row.query < item.seqlen_q:
+        to[item.start_q + row.query, row.head, b] = value

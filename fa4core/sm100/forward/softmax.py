@@ -8,6 +8,7 @@ the threshold, and then the correction role is told the factor.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -18,14 +19,15 @@ from cutlass.cute.nvgpu import tcgen05
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.plan.kinds import FULL
 from fa4core.sm100.forward.exp import exp2_row
-from fa4core.sm100.forward.rows import row_of
+from fa4core.sm100.forward.rows import results_batch, row_of, write_row
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 
+LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
 NEVER = -math.inf
 WIDTH = TILE // PARTS  # scores of a part
+CHAINS = 4  # independent maxima and sums of a row, or each would wait for the one before it
 LONG = 16  # columns at a time of mods with long code
 
 
@@ -40,31 +42,34 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
     while index < plan.count:
         item = plan.item(index)
         rows = work.start()
+        begun = False  # nothing was accumulated before the first block: no factor for it
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
-            for j in range(run.first, run.end):
-                s.wait(t)
-                scores = work.load_scores(t)
-                if plan.kind(run, t) == FULL:
-                    work.modify(t, scores, item, j, False)
-                else:
-                    work.modify(t, scores, item, j, True)
-                factor = rows.raise_maximum(scores)
-                stats_free.wait(t)
-                work.post_factor(t, factor)
-                stats.arrive(t)
-                for part in range_of_parts:
-                    rows.add(work.store_p(t, part, scores, rows))
-                p.arrive(t)
-                rows.add(work.store_p_last(t, scores, rows))
-                p_last.arrive(t)
-                s.advance()
-                stats_free.advance()
+            for partial in (False, True):  # code of its own for each, so that FULL tiles have none
+                for j in range(run.first, plan.end(run, t, partial)):
+                    s.wait(t)
+                    scores = work.load_scores(t)
+                    work.modify(t, scores, item, j, partial)
+                    factor = rows.raise_maximum(scores)
+                    if begun:
+                        stats_free.wait(t)
+                        work.post_factor(t, factor)
+                        stats.arrive(t)
+                        stats_free.advance()
+                    begun = True
+                    for part in range_of_parts:
+                        work.store_p(t, part, scores, rows)
+                    p.arrive(t)
+                    work.store_p_last(t, scores, rows)
+                    p_last.arrive(t)
+                    rows.add(scores)  # behind the arrivals: nobody waits for the sum
+                    s.advance()
         if item.blocks > 0:
             stats_free.wait(t)
             work.post_rows(t, rows)
             stats.arrive(t)
             stats_free.advance()
+            work.write_maximum(plan.item(index), t, rows)  # read anew, not kept in registers
         index = source.next(index)
 
 
@@ -90,9 +95,11 @@ class Rows:
 
     def raise_maximum(self, scores: cute.Tensor) -> cutlass.Float32:
         """Take in the maximum of a block; gives the factor for what was accumulated before."""
-        peak = scores[0]
-        for i in range(1, TILE):
-            peak = cute.arch.fmax(peak, scores[i])
+        peaks = [cute.arch.fmax(scores[2 * c], scores[2 * c + 1]) for c in range(CHAINS)]
+        for i in range(2 * CHAINS, TILE, 2):
+            c = i // 2 % CHAINS  # with two scores at once: one instruction of three operands
+            peaks[c] = cute.arch.fmax(cute.arch.fmax(peaks[c], scores[i]), scores[i + 1])
+        peak = functools.reduce(cute.arch.fmax, peaks)
         self.highest = cute.arch.fmax(self.highest, peak * self.factor)
         grown = self.highest - self.applied > self.spec.threshold  # false for -inf - -inf
         applied = select(grown, self.highest, self.applied, "float")
@@ -102,8 +109,13 @@ class Rows:
         self.total = self.total * shrink
         return shrink
 
-    def add(self, amount: cutlass.Float32) -> None:
-        self.total = self.total + amount
+    def add(self, weights: cute.Tensor) -> None:
+        """Take in the sum of a block."""
+        add = cute.arch.add_packed_f32x2
+        pairs = [(weights[i], weights[i + 1]) for i in range(0, TILE, 2)]
+        chains = [functools.reduce(add, pairs[c::CHAINS]) for c in range(CHAINS)]
+        low, high = functools.reduce(add, chains)
+        self.total = self.total + (low + high)
 
     @property
     def shift(self) -> cutlass.Float32:
@@ -117,12 +129,17 @@ class SoftmaxWork(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup: the row of the tile.
         scores, weights: Address in tensor memory of S and of P, by tile.
-        stats: (3, 128, tiles) float32 in shared memory.
+        stats: (2, 128, tiles) float32 in shared memory.
         mods: Mask and score mod.
         scale: Run-time factor on q . k.
+        row_max: (seqlen_q, heads, batch) in global memory.
+        batches: Of queries.
     """
 
-    def __init__(self, spec: Spec, thread, scores, weights, stats, mods, scale):
+    def __init__(
+        self, spec: Spec, thread, scores, weights, stats, mods, scale, row_max, batches
+    ):  # fmt: skip
+        self.row_max, self.batches = row_max, batches
         self.spec, self.thread, self.mods, self.scale = spec, thread, mods, scale
         self.scores, self.weights, self.stats = scores, weights, stats
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
@@ -191,30 +208,32 @@ class SoftmaxWork(Fixed):
     def post_rows(self, t: Any, rows: Rows) -> None:
         self.stats[0, self.thread, t] = rows.total
         self.stats[1, self.thread, t] = rows.applied
-        self.stats[2, self.thread, t] = rows.highest
+
+    def write_maximum(self, item: Any, t: Any, rows: Rows) -> None:
+        """The row's true maximum, natural units, to global memory."""
+        row = row_of(self.spec, item, t, self.thread)
+        batch = results_batch(self.spec, item, self.batches)
+        write_row(self.row_max, item, row, batch, rows.highest * LN2)
 
     @touches(lambda t, part, scores, rows: (writes("p", t),))
-    def store_p(self, t: Any, part: int, scores: cute.Tensor, rows: Rows) -> cutlass.Float32:
-        """Write a part of P; gives its sum. The last one but one is followed by a fence."""
-        return self._store(t, part, scores, rows, fence=part == PARTS - 2)
+    def store_p(self, t: Any, part: int, scores: cute.Tensor, rows: Rows) -> None:
+        """Make a part of the scores weights, and write them; a fence after the last but one."""
+        self._store(t, part, scores, rows, fence=part == PARTS - 2)
 
     @touches(lambda t, scores, rows: (writes("p_last", t),))
-    def store_p_last(self, t: Any, scores: cute.Tensor, rows: Rows) -> cutlass.Float32:
-        return self._store(t, PARTS - 1, scores, rows, fence=True)
+    def store_p_last(self, t: Any, scores: cute.Tensor, rows: Rows) -> None:
+        self._store(t, PARTS - 1, scores, rows, fence=True)
 
-    def _store(
-        self, t: Any, part: int, scores: cute.Tensor, rows: Rows, fence: bool
-    ) -> cutlass.Float32:
-        weights = cute.make_rmem_tensor(cute.make_layout(WIDTH), cutlass.Float32)
-        total = exp2_row(self.spec, scores, weights, part * WIDTH, rows.factor, rows.shift)
+    def _store(self, t: Any, part: int, scores: cute.Tensor, rows: Rows, fence: bool) -> None:
+        first, columns = part * WIDTH, WIDTH // 2
+        exp2_row(self.spec, scores, range(first, first + WIDTH), rows.factor, rows.shift)
+        weights = cute.make_tensor(scores.iterator + first, cute.make_layout(WIDTH))
         rounded = cute.make_rmem_tensor(cute.make_layout(WIDTH), self.dtype)
         rounded.store(weights.load().to(self.dtype))
         words = cute.recast_tensor(rounded, cutlass.Float32)
-        columns = WIDTH // 2
         self.store(words, _columns(self.weights(t) + part * columns, columns))
         if fence:
             cute.arch.fence_view_async_tmem_store()
-        return total
 
 
 @cute.jit

@@ -39,22 +39,23 @@ class Answers(Fixed):
     Attributes:
         place: 128 bits for each stage.
         count: Work tiles in all, which also says "nothing left".
+        ctas: CTAs that share a work tile; all of them get the answer.
     """
 
-    def __init__(self, place: cute.Pointer, count: Any):
-        self.place, self.count = place, count
+    def __init__(self, place: cute.Pointer, count: Any, ctas: int = 1):
+        self.place, self.count, self.ctas = place, count, ctas
 
     @touches(lambda stage, index: (reads("answers", stage),))
     def take(self, stage: Any, index: Any) -> Any:
         """The tile behind `index`, or `count`."""
         tile, _, _, valid = cute.arch.clc_response(self._at(stage))
         cute.arch.fence_proxy("async.shared", space="cta")  # read before it is written again
-        return select(valid != 0, tile, self.count, "int")
+        return select(valid != 0, tile // self.ctas, self.count, "int")
 
     @touches(lambda stage, barrier: (writes("answers", stage),), unit="tma")
     def ask(self, stage: Any, barrier: Any) -> None:
         with cute.arch.elect_one():
-            cute.arch.issue_clc_query(barrier, self._at(stage), multicast=False)
+            cute.arch.issue_clc_query(barrier, self._at(stage), multicast=self.ctas > 1)
 
     def _at(self, stage: Any) -> cute.Pointer:
         return self.place + stage

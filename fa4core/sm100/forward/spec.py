@@ -6,6 +6,10 @@ by block (P0 V, next S0), (P1 V, next S1). One thread issues them and the tensor
 order, so "S of block i + 1 is there" also says that P V of block i is done: the correction role
 may touch O as soon as the softmax role has posted the statistics of block i + 1, and S may be
 overwritten because the P V that read its alias P was issued before.
+
+With two CTAs, a cluster works on one work tile. The first CTA's MMA warp issues products of 256
+rows, 128 in each CTA; each loads its own Q, half of the keys of K and half of the columns of V, and
+both work on the rows of their own.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ PARTS = 4  # P is written in quarters; the last one has a signal of its own
 LAST = TILE // 2 // PARTS  # columns of tensor memory of a part of P
 
 ANSWER_BYTES = 16  # of the work queue
+OUT_BYTES = 128  # of a row of O staged for a store: what one swizzle spans
 AHEAD = 2  # tiles that the work queue is asked for before the slowest role is done with its own
 
 MAX_HEAD_DIM = 256
@@ -37,12 +42,16 @@ class Spec:
         graph: Mask, score mod and sink as canonical text (`VariantGraph.dump`).
         dtype: "bfloat16" or "float16".
         head_dim, head_dim_v: Of the problem.
-        tiles: Query tiles side by side, 1 or 2.
+        tiles: Query tiles side by side in a CTA, 1 or 2.
+        ctas: CTAs that share an MMA, 1 or 2.
         exp: How exponentials are computed.
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
         negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
             is then not the scaled maximum of scores.
         packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
+        page_rows: Keys that one copy brings out of a page, `gcd(page size, 128)`; 0: no pages.
+        split: Whether keys are split: results are then float32 and of one share each, in a batch
+            entry of its own behind those of the shares before it.
         dynamic: Whether work tiles come from a queue and not from a list known at launch.
         target: Name of the target.
     """
@@ -52,10 +61,13 @@ class Spec:
     head_dim: int
     head_dim_v: int
     tiles: int = 2
+    ctas: int = 1
     exp: Exp = attrs.field(factory=Exp)
     threshold: float = 8.0
     negative_scale: bool = False
     packed: int = 1
+    page_rows: int = 0
+    split: bool = False
     dynamic: bool = False
     target: str = "sm100"
 
@@ -69,6 +81,16 @@ class Spec:
         return TILE // self.packed
 
     @property
+    def key_rows(self) -> int:
+        """Keys that one copy brings."""
+        return self.page_rows or TILE
+
+    @property
+    def k_rows(self) -> int:
+        """Keys of K, of which a CTA may hold but a share, that one copy brings."""
+        return min(self.key_rows, self.keys)
+
+    @property
     def rows(self) -> int:
         """Of a tile that are in use."""
         return self.queries * self.packed
@@ -80,25 +102,60 @@ class Spec:
 
     @property
     def d_v(self) -> int:
-        return -(-self.head_dim_v // 16) * 16
+        """Likewise: every CTA has a multiple of 16 of its columns."""
+        step = 16 * self.ctas
+        return -(-self.head_dim_v // step) * step
+
+    @property
+    def keys(self) -> int:
+        """Rows of K that a CTA holds of a tile."""
+        return TILE // self.ctas
+
+    @property
+    def columns(self) -> int:
+        """Columns of V that a CTA holds."""
+        return self.d_v // self.ctas
+
+    @property
+    def side(self) -> int:
+        """Query tiles of a work tile."""
+        return self.tiles * self.ctas
 
     @property
     def kv_bytes(self) -> int:
-        """Of a stage of the ring that K and V share."""
-        return TILE * max(self.d, self.d_v) * 2
+        """Of a stage of the ring that K and V share, in each CTA."""
+        return TILE * max(self.d, self.d_v) * 2 // self.ctas
 
     @property
     def kv_stages(self) -> int:
         """As many as fit beside Q, at most 6; V of a block and K of the next are used at once."""
-        room = Limits().smem_bytes - 5 * 1024 - self.tiles * TILE * self.d * 2
+        return self._kv_stages(self.out_stages)
+
+    def _kv_stages(self, out_stages: int) -> int:
+        room = Limits().smem_bytes - 3 * 1024 - out_stages * TILE * OUT_BYTES
+        room -= self.tiles * TILE * self.d * 2
         return min(6, room // self.kv_bytes)
+
+    @property
+    def out_stages(self) -> int:
+        """Two, so that one is filled while the other is stored, unless K and V need the room."""
+        return 2 if self._kv_stages(2) >= 2 * self.ctas else 1
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of O that are staged at a time."""
+        return OUT_BYTES // (4 if self.split else 2)
+
+    @property
+    def out_parts(self) -> int:
+        return -(-self.d_v // self.out_columns)
 
     @property
     def _queue(self) -> tuple[Signal, ...]:
         """Signals of the work queue: its answers go to every role, and each takes every one."""
         if not self.dynamic:
             return ()
-        roles = ("softmax", "correction", "mma", "load", "scheduler")
+        roles = ("softmax", "correction", "mma", "load", "store", "scheduler")
         by_all = tuple((role, How.WARPS) for role in roles)
         return (
             Signal("tile_known", (("scheduler", How.TMA),), roles, stages=AHEAD),
@@ -109,15 +166,18 @@ class Spec:
     def pipeline(self) -> Pipeline:
         tiles = self.tiles
         tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
-        kv = self.kv_stages
+        kv, out = self.kv_stages, self.out_stages
+        # one query tile leaves more registers to each role
+        softmax, correction, others = (192, 72, 56) if tiles == 2 else (240, 128, 96)
         return Pipeline(
             roles=(
-                Role("softmax", 0, 4, copies=tiles, registers=192),
-                Role("correction", 4 * tiles, 4, registers=64),
-                Role("mma", 4 * tiles + 4, 1, registers=64),
-                Role("load", 4 * tiles + 5, 1, registers=64),
-                Role("scheduler", 4 * tiles + 6, 1, registers=64),  # idle without a queue
-                Role("spare", 4 * tiles + 7, 1, registers=64),  # fills the warpgroup
+                Role("softmax", 0, 4, copies=tiles, registers=softmax),
+                Role("correction", 4 * tiles, 4, registers=correction),
+                Role("mma", 4 * tiles + 4, 1, registers=others, leader=True),
+                Role("load", 4 * tiles + 5, 1, registers=others),
+                # idle without a queue
+                Role("scheduler", 4 * tiles + 6, 1, registers=others, leader=True),
+                Role("store", 4 * tiles + 7, 1, registers=others),
             ),
             signals=(
                 Signal("q_full", (("load", tma),), "mma", copies=tiles),
@@ -133,13 +193,16 @@ class Spec:
                     "stats_empty", (("correction", warps),), "softmax", copies=tiles, passed=True
                 ),
                 Signal("o_full", (("mma", commit),), "correction", copies=tiles),
+                Signal("out_full", (("correction", warps),), "store", stages=out),
+                Signal("out_empty", (("store", warps),), "correction", stages=out, passed=True),
                 *self._queue,
             ),
             smem=(
-                Region("barriers", 512, align=1024),
+                Region("barriers", 512, align=16),
                 Region("address", 16, align=16),
                 Region("answers", ANSWER_BYTES, stages=AHEAD, align=16),
-                Region("stats", 3 * TILE * 4, stages=tiles, align=16),
+                Region("stats", 2 * TILE * 4, stages=tiles, align=16),
+                Region("out", TILE * OUT_BYTES, stages=out, align=1024),
                 Region("q", TILE * self.d * 2, stages=tiles, align=1024),
                 Region("kv", self.kv_bytes, stages=kv, align=1024),
             ),
@@ -150,6 +213,7 @@ class Spec:
                 Region("p_last", LAST, stages=tiles, inside="s", offset=TILE - LAST),
                 Region("o", self.d_v, stages=tiles),
             ),
+            ctas=self.ctas,
         )
 
     @cached_property

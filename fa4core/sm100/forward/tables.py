@@ -20,9 +20,14 @@ from primitives.schedule import Schedule
 
 
 def tables(
-    problem: Problem, tiles: TileMap, side: int, schedule: Schedule, target: Target = SM100
+    problem: Problem,
+    tiles: TileMap,
+    side: int,
+    schedule: Schedule,
+    target: Target = SM100,
+    batch_rank: np.ndarray | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The plan of a problem: items (n, 13) and runs (m, 3), int32.
+    """The plan of a problem: items (n, fields) and runs (m, 3), int32.
 
     Args:
         problem: Sizes.
@@ -30,6 +35,7 @@ def tables(
         side: Query tiles of a work tile.
         schedule: Its order and L2 sections; time is counted in key blocks.
         target: Whose L2 cache.
+        batch_rank: The place of each sequence in a batch-sorted order; found here if not given.
     """
     first, runs = tiles.side_by_side(side)
     work, row = _work_tiles(problem, tiles, side, first, runs)
@@ -37,7 +43,7 @@ def tables(
     sections = kv_heads_in_section(
         target.measured.l2_bytes, np.asarray(problem.seqlens_k, np.int64) * bytes_of_head
     )
-    order = arrange(work, schedule, sections)
+    order = arrange(work, schedule, sections, batch_rank)
     b, h, row = work.sequence[order], work.head[order], row[order]
     zero = np.zeros(problem.batch, np.int64)
     starts_q = zero if problem.starts_q is None else np.asarray(problem.starts_q)

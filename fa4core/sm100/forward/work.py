@@ -13,6 +13,7 @@ import attrs
 
 from fa4core.pipeline.effects import Fixed
 from fa4core.pipeline.endpoint import Ends
+from fa4core.plan.kinds import FULL
 
 
 @attrs.frozen(eq=False)
@@ -28,6 +29,7 @@ class Item:
         blocks: Key tiles to visit in all.
         seqlen_q, seqlen_k: Lengths of the sequence.
         start_q, start_k: First row of the sequence in its tensor.
+        share: Which of the shares of its keys, 0 if they are not split.
     """
 
     b: Any
@@ -43,6 +45,7 @@ class Item:
     seqlen_k: Any
     start_q: Any
     start_k: Any
+    share: Any = 0
 
 
 @attrs.frozen(eq=False)
@@ -52,6 +55,21 @@ class Run:
     first: Any
     end: Any
     kinds: Any
+
+
+@attrs.frozen(eq=False)
+class Share:
+    """What a CTA has of a work tile: `tiles` query tiles, behind those of the CTAs before it.
+
+    Attributes:
+        tiles: Query tiles of each CTA.
+        cta: Rank of the CTA among those that share the work tile.
+        ctas: How many those are.
+    """
+
+    tiles: int
+    cta: Any = 0
+    ctas: int = 1
 
 
 FIELDS = len(attrs.fields(Item))
@@ -64,7 +82,7 @@ class Plan(Fixed):
     `items` and `runs` are indexed as `table[row, field]`: device tensors, or lists of tuples in the
     checker through `rows`. `source` makes a role's end of the work source from its endpoints.
     `uniform` tells the compiler that what was read is the same in all threads of a warp, so that
-    loops over it don't count as divergent.
+    loops over it don't count as divergent. `share` is what the role's CTA has of a work tile.
     """
 
     def __init__(
@@ -73,17 +91,27 @@ class Plan(Fixed):
         runs: Any,
         count: Any,
         source: Callable[[Ends], Any],
+        share: Share,
         uniform: Callable[[Any], Any] = lambda number: number,
     ):
         self.items, self.runs, self.count, self.source = items, runs, count, source
-        self.uniform = uniform
+        self.share, self.uniform = share, uniform
 
     def item(self, index: Any) -> Item:
-        return Item(*(self.uniform(self.items[index, i]) for i in range(FIELDS)))
+        """The CTA's share of a work tile, as a work tile of its own."""
+        item = Item(*(self.uniform(self.items[index, i]) for i in range(FIELDS)))
+        if self.share.ctas == 1:
+            return item
+        return attrs.evolve(item, tile=item.tile * self.share.ctas + self.share.cta)
 
     def run(self, index: Any) -> Run:
         return Run(*(self.uniform(self.runs[index, i]) for i in range(RUN_FIELDS)))
 
     def kind(self, run: Run, t: Any) -> Any:
-        """Kind of the run for query tile `t` of the work tile."""
-        return (run.kinds >> (2 * t)) & 3
+        """Kind of the run for the CTA's query tile `t`."""
+        return (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
+
+    def end(self, run: Run, t: Any, partial: bool) -> Any:
+        """Where the run ends for the CTA's query tile `t` if it is of this kind; else its start."""
+        full = self.kind(run, t) // FULL  # arithmetic, because a device value can't branch here
+        return run.first + (run.end - run.first) * (1 - full if partial else full)

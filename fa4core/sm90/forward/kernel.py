@@ -23,7 +23,7 @@ from fa4core.sm90.forward.spec import ROWS, Spec
 from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.source import stride
 from fa4core.sm100.forward.views import keys
-from fa4core.sm100.forward.work import Plan
+from fa4core.sm100.forward.work import Plan, Share
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
@@ -103,7 +103,7 @@ def forward_kernel(
 
     registers = {role.name: role.registers for role in pipeline.roles}
     count, uniform = cute.size(items, mode=[0]), cute.arch.make_warp_uniform
-    plan = Plan(items, runs, count, stride(first, step), uniform)
+    plan = Plan(items, runs, count, stride(first, step), Share(spec.tiles), uniform)
     mods = Mods(spec, captured)
 
     is_load, _ = role_of(pipeline, "load", warp)

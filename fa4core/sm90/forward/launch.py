@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import torch
 
-from fa4core.plan.problem import Problem
+from fa4core.places import Place
 from fa4core.plan.target import target as planned
-from fa4core.plan.tiles import TileMap, tile_map
+from fa4core.plan.tiles import tile_map
 from fa4core.prepared import Skeleton
-from fa4core.program import Program
 from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.spec import ROWS, Spec
 from fa4core.sm90.forward.tuning import Shape, shape_of
-from fa4core.sm100.forward.launch import _captured, schedule_of
-from fa4core.sm100.forward.tables import tables
+from fa4core.sm100.forward.launch import _captured, before
+from fa4core.sm100.forward.metadata import Metadata, metadata
+from primitives.schedule import Schedule
 
 
 def spec_of(call: Call, target: str, shape: Shape | None = None) -> Spec:
@@ -39,22 +40,11 @@ def spec_of(call: Call, target: str, shape: Shape | None = None) -> Spec:
     )
 
 
-def run_time(call: Call, spec: Spec, sms: int) -> tuple | None:
-    """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
-    schedule = schedule_of(call)
-    tiles = _tiles(call.program, call.problem, spec)
-    items, runs = tables(call.problem, tiles, spec.tiles, schedule, planned(spec.target))
-    if not len(items):
-        return None
-    captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
-    ctas = min(sms, len(items)) if schedule.source == "persistent" else len(items)
-    return items, runs, captured, float(call.scale), ctas
-
-
-def _tiles(program: Program, problem: Problem, spec: Spec) -> TileMap:
-    """The mask's tile map, in the kernel's tiles."""
-    return tile_map(
-        program.graph.mask,
+def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> Metadata:
+    """The plan of a call; see `Metadata` for what else may use it."""
+    problem = call.problem
+    tiles = tile_map(
+        call.program.graph.mask,
         batch=problem.batch,
         heads=problem.heads_q,
         seqlens_q=problem.seqlens_q,
@@ -62,9 +52,32 @@ def _tiles(program: Program, problem: Problem, spec: Spec) -> TileMap:
         tile_q=ROWS,
         tile_k=spec.keys,
     )
+    return metadata(problem, tiles, spec.tiles, schedule_of(call), place, device)
 
 
-FORWARD = Skeleton("fa4core.sm90.forward.kernel:forward", spec_of, run_time)
+def schedule_of(call: Call) -> Schedule:
+    """The variant's choice, or the default."""
+    return call.program.schedule or Schedule()
+
+
+def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | None:
+    """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
+    if not len(plan):
+        return None
+    captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
+    persistent = schedule_of(call).source == "persistent"
+    ctas = min(place.sms, len(plan)) if persistent else len(plan)
+    return plan.items, plan.runs, captured, float(call.scale), ctas
+
+
+FORWARD = Skeleton(
+    spec_of,
+    lambda spec: "fa4core.sm90.forward.kernel:forward",
+    lambda call, spec, out, rows: (),
+    metadata_of,
+    before,
+    run_time,
+)
 
 
 def shaped(shape: Shape, **changes: Any) -> Skeleton:

@@ -22,11 +22,11 @@ def programs(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    plan, tiles = plan_of(blocks), tuple(range(spec.tiles))
+    plan, known = plan_of(spec, blocks), {"tiles": tuple(range(spec.tiles))}
     recorded: list[Program] = []
     for role, (function, work) in ROLES.items():
         chosen = (change or {}).get(role, function)
-        recorded += record(spec.pipeline, role, chosen, work, plan, tiles)
+        recorded += record(spec.pipeline, role, chosen, work, plan, known)
     return recorded
 
 

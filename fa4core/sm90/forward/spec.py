@@ -67,6 +67,11 @@ class Spec:
         return self.shape.groups
 
     @property
+    def dynamic(self) -> bool:
+        """Whether work tiles come from a queue; Hopper has none in hardware."""
+        return False
+
+    @property
     def keys(self) -> int:
         """Keys of a block."""
         return self.shape.keys

@@ -53,6 +53,10 @@ FORMATS = {
 }
 
 
+Formats = tuple[Format, Format, Format]  # of A, B and C
+Words = torch.Tensor
+
+
 @attrs.frozen
 class Rule:
     """Fraction bits that summands keep below the greatest exponent, and those of a float32 sum."""
@@ -74,47 +78,45 @@ def _split(x: np.ndarray, form: Format) -> tuple[np.ndarray, np.ndarray]:
     return np.ldexp(x, -exponents), np.where(x == 0, -1000, exponents)
 
 
-def _stored(sums: np.ndarray, form: Format, rule: Rule) -> np.ndarray:
+def _stored(sums: np.ndarray, form: Format, rule: Rule) -> torch.Tensor:
+    """Sums (exact, or infinite or NaN) as words of the accumulator's format."""
     if form.name == "f16":
-        return sums.astype(np.float16).view(np.int32)
-    rounded = sums.astype(np.float32)
-    toward_zero = np.nextafter(rounded, np.float32(0))
-    cut = np.where(np.isfinite(rounded) & (np.abs(rounded) > np.abs(sums)), toward_zero, rounded)
-    words = cut.view(np.int32)
-    return np.where(np.isfinite(cut), words & -(1 << form.fraction - rule.stored), words)
+        halves = np.where(np.isnan(sums), np.int16(0x7FFF), sums.astype(np.float16).view(np.int16))
+        return torch.from_numpy(halves).view(torch.int32)
+    near = sums.astype(np.float32)
+    above = (np.abs(near) > np.abs(sums)) & (np.abs(sums) < 2.0**128)
+    cut = np.where(above, np.nextafter(near, np.float32(0)), near).view(np.int32)
+    cut &= -(1 << form.fraction - rule.stored)
+    return torch.from_numpy(np.where(np.isnan(sums), np.int32(0x7FFFFFFF), cut))
 
 
-def fused_sums(
-    forms: tuple[Format, Format, Format],
-    rule: Rule,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-) -> tuple[torch.Tensor]:
-    """D = A B^T + C of blocks of words."""
+def fused_sums(forms: Formats, rule: Rule, a: Words, b: Words, c: Words) -> tuple[Words]:
+    """D = A B^T + C, of blocks of words, summed at once."""
     va, vb, vc = (values(x, form) for x, form in zip((a, b, c), forms, strict=True))
     with np.errstate(invalid="ignore", over="ignore"):
         plain = np.einsum("xrk,xck->xrc", va, vb) + vc
         (sa, ea), (sb, eb), (sc, ec) = (
-            _split(np.where(np.isfinite(v), v, 0), f)
-            for v, f in zip((va, vb, vc), forms, strict=True)
+            _split(np.where(np.isfinite(v), v, 0), form)
+            for v, form in zip((va, vb, vc), forms, strict=True)
         )
         exponents = ea[:, :, None, :] + eb[:, None, :, :]
         significands = sa[:, :, None, :] * sb[:, None, :, :]
         greatest = np.maximum(exponents.max(-1), ec)
-        parts = np.trunc(np.ldexp(significands, rule.kept + exponents - greatest[..., None]))
-        total = parts.sum(-1) + np.trunc(np.ldexp(sc, rule.kept + ec - greatest))
-        sums = np.ldexp(total, greatest - rule.kept)
-        words = _stored(sums, forms[2], rule)
-    nan = np.int32(0x7FFF7FFF if forms[2].name == "f16" else 0x7FFFFFFF)
-    if forms[2].name == "f16":
-        with np.errstate(invalid="ignore", over="ignore"):
-            odd = plain.astype(np.float16)
-        got = words.view(np.float16).copy()
-        got = np.where(np.isfinite(plain), got, odd).view(np.int16)
-        got = np.where(np.isnan(plain), np.int16(0x7FFF), got)
-        return (torch.from_numpy(np.ascontiguousarray(got).view(np.int32)),)
-    odd = plain.astype(np.float32).view(np.int32)
-    words = np.where(np.isfinite(plain), words, odd)
-    words = np.where(np.isnan(plain), nan, words)
-    return (torch.from_numpy(np.ascontiguousarray(words.astype(np.int32))),)
+        last = greatest - rule.kept
+        parts = np.trunc(np.ldexp(significands, exponents - last[..., None])).sum(-1)
+        sums = np.ldexp(parts + np.trunc(np.ldexp(sc, ec - last)), last)
+        return (_stored(np.where(np.isfinite(plain), sums, plain), forms[2], rule),)
+
+
+def halved_sums(forms: Formats, rule: Rule, a: Words, b: Words, c: Words) -> tuple[Words]:
+    """What `mma.sync` of 8-bit numbers does on Hopper: the lower halves of all words are summed
+    from zero, the upper halves on top, and C is added in float32."""
+    total = torch.zeros_like(c)
+    for half in (slice(0, 2), slice(2, 4)):
+        part_a, part_b = (
+            x.view(torch.uint8).unflatten(-1, (-1, 4))[..., half].flatten(-2).view(torch.int32)
+            for x in (a, b)
+        )
+        (total,) = fused_sums(forms, rule, part_a, part_b, total)
+    d = c.view(torch.float32) + total.view(torch.float32)
+    return (torch.where(d.isnan(), 0x7FFFFFFF, d.view(torch.int32)),)

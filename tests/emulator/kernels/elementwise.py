@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import cutlass
 import torch
 from cutlass import cute
@@ -47,28 +49,18 @@ def gelu(a: cute.Tensor, c: cute.Tensor):
 
 
 @cute.kernel
-def _math_kernel(a: cute.Tensor, out: cute.Tensor):
+def _function_kernel(a: cute.Tensor, out: cute.Tensor, function: cutlass.Constexpr):
     thread, _, _ = cute.arch.thread_idx()
-    x = a[thread]
-    out[0, thread] = cute.math.exp2(x, fastmath=True)
-    out[1, thread] = cute.math.log2(x, fastmath=True)
-    out[2, thread] = cute.math.rsqrt(x, fastmath=True)
-    out[3, thread] = cute.arch.rcp_approx(x)
-    out[4, thread] = cute.math.sin(x, fastmath=True)
-    out[5, thread] = cute.math.cos(x, fastmath=True)
-    out[6, thread] = cute.math.sqrt(x)
-    out[7, thread] = x / (x + 3.0)
+    block, _, _ = cute.arch.block_idx()
+    index = block * THREADS + thread
+    out[index] = function(a[index])
 
 
 @cute.jit
-def math_functions(a: cute.Tensor, out: cute.Tensor):
-    _math_kernel(a, out).launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
-
-
-def _math_expected(a: torch.Tensor) -> tuple[torch.Tensor]:
-    x = a.double()
-    rows = (x.exp2(), x.log2(), x.rsqrt(), 1 / x, x.sin(), x.cos(), x.sqrt(), x / (x + 3.0))
-    return (torch.stack(rows),)
+def apply(a: cute.Tensor, out: cute.Tensor, function: cutlass.Constexpr):
+    _function_kernel(a, out, function).launch(
+        grid=[cute.size(a) // THREADS, 1, 1], block=[THREADS, 1, 1]
+    )
 
 
 @cute.kernel
@@ -204,10 +196,23 @@ CASES = [
         lambda a: (torch.nn.functional.gelu(a.double(), approximate="tanh"),),
         tolerance=4e-3,
     ),
-    Case(
-        "math functions", math_functions,
-        lambda: (_positive(THREADS),), lambda: (torch.empty(8, THREADS),), _math_expected,
-        tolerance=1e-6,
+    *(
+        Case(
+            name, apply,
+            lambda: (_positive(64 * THREADS),), lambda: (torch.empty(64 * THREADS),),
+            lambda a, exact=exact: (exact(a.double()),), constants=(function,), tolerance=1e-6,
+        )
+        for name, function, exact in (
+            ("ex2.approx", functools.partial(cute.math.exp2, fastmath=True), torch.exp2),
+            ("lg2.approx", functools.partial(cute.math.log2, fastmath=True), torch.log2),
+            ("rsqrt.approx", functools.partial(cute.math.rsqrt, fastmath=True), torch.rsqrt),
+            ("rcp.approx", cute.arch.rcp_approx, torch.reciprocal),
+            ("sin.approx", functools.partial(cute.math.sin, fastmath=True), torch.sin),
+            ("cos.approx", functools.partial(cute.math.cos, fastmath=True), torch.cos),
+            ("tanh.approx", functools.partial(cute.math.tanh, fastmath=True), torch.tanh),
+            ("square root", cute.math.sqrt, torch.sqrt),
+            ("division", lambda x: x / (x + 3.0), lambda x: x / (x + 3.0)),
+        )
     ),
     Case(
         "integers", integers,

@@ -1,7 +1,7 @@
 """Single tensor-core instructions on bit patterns from the whole range of their types.
 
-Each block multiplies 64 x 32 bytes of A with 8 rows of 32 bytes of B and adds C, by one `mma.sync`
-of each of its warps or by one `wgmma`. What should come out is `accumulation.py`'s.
+Words in, words out: each block multiplies 64 x 32 bytes of A with 8 x 32 bytes of B and adds C, by
+one `mma.sync` of each of its warps or by one `wgmma`. `accumulation` says what comes out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from kernels.accumulation import FORMATS, Format, Rule, fused_sums, values
+from kernels.accumulation import FORMATS, Format, Formats, Rule, fused_sums, halved_sums, values
 from kernels.case import Case
 
 BLOCKS = 64
@@ -93,7 +93,7 @@ def _kernel(
 def multiply(
     a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, d: cute.Tensor, text: cutlass.Constexpr
 ):
-    _kernel(a, b, c, d, text).launch(grid=[BLOCKS, 1, 1], block=[128, 1, 1])
+    _kernel(a, b, c, d, text).launch(grid=[a.shape[0], 1, 1], block=[128, 1, 1])
 
 
 # ---- operands ----
@@ -123,7 +123,7 @@ def _packed(patterns: torch.Tensor, form: Format) -> torch.Tensor:
     return wrapped.to(kind).contiguous().view(torch.int32)
 
 
-def _operands(forms: tuple[Format, Format, Format]) -> tuple[torch.Tensor, ...]:
+def _operands(forms: Formats) -> tuple[torch.Tensor, ...]:
     """A, B and C of all blocks: eight kinds of them in turn."""
     fa, fb, fc = forms
     k = 32 * 8 // fa.width
@@ -160,13 +160,14 @@ def _case(target: str, shape: str, d: str, a: str, b: str, rule: Rule) -> Case:
     forms = FORMATS[a], FORMATS[b], FORMATS[d]
     count = 4 if d == "f32" else 2
     wgmma = shape.startswith("m64")
+    sums = halved_sums if not wgmma and forms[0].width == 8 else fused_sums
     types = f"{d}.{a}.{b}" if wgmma else f"{d}.{a}.{b}.{d}"
     text = (_wgmma_text if wgmma else _mma_text)(shape, types, count)
     return Case(
         f"{'wgmma' if wgmma else 'mma.sync'} {shape} {types} bits {target}", multiply,
         functools.partial(_operands, forms),
         lambda: (torch.empty(BLOCKS, ROWS, COLUMNS * count // 4, dtype=torch.int32),),
-        functools.partial(fused_sums, forms, rule), constants=(text,), target=target,
+        functools.partial(sums, forms, rule), constants=(text,), target=target,
     )  # fmt: skip
 
 

@@ -1,0 +1,121 @@
+"""A peer's forward kernel to compare with: a cubin, or FlashAttention-4's, compiled here.
+
+FlashAttention-4 can compile without a GPU when its tensors are fake; nothing of it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fa4core.compile.artifact import Artifact
+from fa4core.compile.cross import artifact_of
+from fa4core.compile.environment import dsl_settings, import_dsl
+from fa4core.compile.targets import Target
+from fa4core.emulator.host.disguise import known_hardware
+from fa4core.plan.problem import Problem
+from fa4core.variant import Variant
+from primitives import mask
+
+
+def import_fa4() -> Any:
+    """FlashAttention-4's interface module.
+
+    Raises:
+        ModuleNotFoundError: It is not installed; says how to get it.
+    """
+    if importlib.util.find_spec("flash_attn") is None:
+        raise ModuleNotFoundError(
+            "FlashAttention-4 is not installed: pip install flash-attn-4 (Linux only), or give a "
+            "cubin as --peer FILE"
+        )
+    import_dsl()
+    _stand_in_for_triton()
+    from flash_attn.cute import interface
+
+    return interface
+
+
+def _stand_in_for_triton() -> None:
+    """FA4 imports quack, whose autotuner imports triton; nothing of either runs here."""
+    if importlib.util.find_spec("triton") is not None:
+        return
+    import torch._dynamo  # noqa: F401  (looks for a real triton when imported)
+
+    triton: Any = types.ModuleType("triton")
+    triton.__spec__ = importlib.util.spec_from_loader("triton", None)
+    triton.runtime = types.SimpleNamespace(cache=types.SimpleNamespace(FileCacheManager=object))
+    triton.jit = lambda function: function
+    triton.language = types.ModuleType("triton.language")
+    sys.modules["triton"], sys.modules["triton.language"] = triton, triton.language
+
+
+def fa4_arguments(variant: Variant) -> dict[str, Any]:
+    """What makes FlashAttention-4 compute a variant.
+
+    Raises:
+        NotImplementedError: No such arguments are known here.
+    """
+    graph = variant.graph
+    if variant.score.name == "identity" and variant.sink is None:
+        for made, arguments in ((mask.full(), {}), (mask.causal(), {"causal": True})):
+            if graph.mask is Variant(mask=made).graph.mask:
+                return arguments
+    raise NotImplementedError(
+        f"--peer fa4 compares full and causal attention, not {variant.mask.name}; compile the "
+        "peer's kernel yourself and give its cubin: --peer FILE"
+    )
+
+
+def compile_fa4(variant: Variant, problem: Problem, target: Target) -> Artifact:
+    """FlashAttention-4's forward kernel for a call, compiled anew each time.
+
+    Raises:
+        ModuleNotFoundError, NotImplementedError: As `import_fa4` and `fa4_arguments`.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    arguments = fa4_arguments(variant)
+    interface = import_fa4()
+    from flash_attn.cute.cache_utils import JITCache
+
+    compiled: list[Any] = []
+    p = problem
+    with (
+        _environment(target),
+        dsl_settings(target, observer=compiled.append),
+        known_hardware(target, target.num_sms),
+        mock.patch.object(interface._flash_attn_fwd, "compile_cache", JITCache()),
+        FakeTensorMode(),
+    ):
+        q, k, v = (
+            torch.empty(p.batch, rows, heads, d, dtype=p.dtype, device="cuda")
+            for rows, heads, d in (
+                (max(p.seqlens_q), p.heads_q, p.head_dim),
+                (max(p.seqlens_k), p.heads_kv, p.head_dim),
+                (max(p.seqlens_k), p.heads_kv, p.head_dim_v),
+            )
+        )
+        interface.flash_attn_func(q, k, v, return_lse=True, **arguments)
+    (forward,) = compiled
+    return artifact_of(forward, target)
+
+
+@contextlib.contextmanager
+def _environment(target: Target) -> Iterator[None]:
+    """FA4 takes what it would ask a GPU for from variables."""
+    major, minor = target.compute_capability
+    found = {
+        "FLASH_ATTENTION_ARCH": f"sm_{major * 10 + minor}",
+        "FLASH_ATTENTION_NUM_SMS": str(target.num_sms),
+    }
+    with mock.patch.dict(os.environ, found):
+        yield

@@ -1,0 +1,75 @@
+"""The store role: one warp that brings finished parts of O from shared memory to global memory.
+
+It leaves the correction role free for the next work tile while TMA still reads this one's. A
+sequence ends where it ends (`views.results`): TMA clips the rows behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import cute
+from cutlass.cute.nvgpu import cpasync
+
+from fa4core.pipeline.effects import Fixed, reads, touches
+from fa4core.pipeline.endpoint import Ends
+from fa4core.sm100.forward.rows import results_batch
+from fa4core.sm100.forward.spec import Spec
+from fa4core.sm100.forward.views import q_rows
+
+
+@cute.jit
+def store(work: Any, plan: Any, ends: Ends):
+    """Part by part of every query tile, in the order in which the correction role stages them."""
+    out, out_free = ends.waits("out_full"), ends.posts("out_empty")
+    source = plan.source(ends)
+    index = source.first()
+    while index < plan.count:
+        item = plan.item(index)
+        for t in work.tiles:
+            for part in work.parts:
+                out.wait()
+                work.store(item, t, part, out.stage)
+                out_free.arrive()
+                out.advance()
+                out_free.advance()
+        index = source.next(index)
+
+
+class StoreWork(Fixed):
+    """TMA copies of one part each.
+
+    Attributes:
+        atom: Copy atom.
+        results: `views.results`.
+        staged: Shared memory: (packed heads, queries, columns, copy, stage).
+        place: (queries' rows in a batch entry, batch entries of queries).
+    """
+
+    def __init__(
+        self, spec: Spec, atom: cute.CopyAtom, results: cute.Tensor, staged: cute.Tensor,
+        place: tuple,
+    ):  # fmt: skip
+        self.spec, self.atom, self.results, self.staged = spec, atom, results, staged
+        self.rows_of_batch, self.batches = place
+        self.tiles, self.parts = tuple(range(spec.tiles)), tuple(range(spec.out_parts))
+
+    @touches(lambda item, t, part, stage: (reads("out", stage),))
+    def store(self, item: Any, t: int, part: int, stage: Any) -> None:
+        """Returns when TMA has read the stage."""
+        first = (item.tile * self.spec.tiles + t) * self.spec.queries
+        start = results_batch(self.spec, item, self.batches) * self.rows_of_batch + item.start_q
+        there = self.results[(None, None, None, item.h, start + item.seqlen_q)]
+        offset = 0, self.results.shape[1] - item.seqlen_q + first, part * self.spec.out_columns
+        shape = *q_rows(self.spec), self.spec.out_columns
+        tile = cute.local_tile(cute.domain_offset(offset, there), shape, (0, 0, 0))
+        of, to = cpasync.tma_partition(
+            self.atom,
+            0,
+            cute.make_layout(1),
+            cute.group_modes(self.staged, 0, 3),
+            cute.group_modes(tile, 0, 3),
+        )
+        cute.copy(self.atom, of[(None, 0, stage)], to)
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

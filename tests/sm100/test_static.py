@@ -1,0 +1,56 @@
+"""Static quality of the compiled forward kernel; `python -m fa4core report` shows all of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from fa4core.compile.tools import ToolMissing, find_tool
+
+try:
+    for tool in ("nvdisasm", "cuobjdump"):
+        find_tool(tool)
+except ToolMissing as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+from fa4core import Variant
+from fa4core.plan.problem import Problem
+from fa4core.report.cli import Subject
+from fa4core.report.kernel import Kernel
+from primitives import mask, score
+
+
+def kernel(variant: Variant, d: int = 128) -> Kernel:
+    problem = Problem(1, 2, 2, d, d, (1024,), (1024,), dtype=torch.bfloat16)
+    subject = Subject.of(variant, problem, "sm100")
+    return subject.examine("ours", subject.compile(), smem_bytes=subject.spec.smem_bytes)
+
+
+@pytest.fixture(scope="module")
+def causal() -> Kernel:
+    return kernel(Variant(mask=mask.causal()))
+
+
+def test_a_mask_of_intervals_costs_a_bit_test_and_a_select(causal: Kernel) -> None:
+    """For 128 scores: as many selects, bits of 8 predicates at a time, little besides."""
+    full, masked = (causal.figures["softmax", way] for way in ("shortest", "longest"))
+    assert masked.instructions - full.instructions < 128 + 128 // 8 + 60
+
+
+def test_a_row_uses_packed_arithmetic(causal: Kernel) -> None:
+    """Scaling of 64 pairs, the polynomials of 8 of them, and the sum of 64."""
+    full = causal.figures["softmax", "shortest"]
+    assert full.count("FFMA2") == 64 + 8 * 3
+    assert full.count("FADD2") <= 64 + 8 * 3
+    assert full.count("FMNMX3") >= 60
+    assert full.count("F2FP") == 64
+    assert full.count("MUFU.EX2") == 128 - 16 + 1
+
+
+def test_a_softcap_is_one_more_operation_of_the_unit_for_most_scores() -> None:
+    """An eighth of the exponentials and of the tanh run on FMA units."""
+    k = kernel(Variant(score=score.softcap(20.0)), d=64)
+    full = k.figures["softmax", "shortest"]
+    assert full.count("MUFU.TANH") == full.count("MUFU.EX2") - 1 == 112
