@@ -144,9 +144,7 @@ def draw(cells: list[dict[str, Any]], names: list[str], path: Path) -> None:
 @click.option("--contenders", default=",".join(CONTENDERS), help="Comma-separated, ours first.")
 @click.option("--rounds", default=9)
 @click.option("--out", default="forward", help="Files OUT.json and OUT.png.")
-def main(
-    variants: str, dims: str, lengths: str, contenders: str, rounds: int, out: str
-) -> None:
+def main(variants: str, dims: str, lengths: str, contenders: str, rounds: int, out: str) -> None:
     """Measure, print and save."""
     names = contenders.split(",")
     done = []

@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from timing import interleaved  # noqa: E402
 
 from fa4core import Variant  # noqa: E402
+from fa4core.places import on_device  # noqa: E402
 from fa4core.plan.plan import plan  # noqa: E402
 from fa4core.plan.problem import Problem  # noqa: E402
-from fa4core.places import on_device  # noqa: E402
 from fa4core.prepared import Prepared, prepare  # noqa: E402
 from fa4core.reference.tiled import Call  # noqa: E402
 from fa4core.sm90.forward.launch import shaped  # noqa: E402

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from fa4core import ops
-from fa4core.backends import no_blackwell
+from fa4core.backends import backend_of
 from fa4core.compile.aot import Exported
 from fa4core.prepared import Prepared
 from fa4core.reference.tiled import Call
@@ -112,7 +112,7 @@ def _wants_grad(q: Tensor, k: Tensor, v: Tensor, variant: Variant | Exported) ->
 
 @functools.cache
 def _has_kernels(device: torch.device) -> bool:
-    return no_blackwell(device) is None
+    return backend_of(device) is not None
 
 
 def _places(layout: Layout) -> tuple:

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import torch
 
+from fa4core.compile.kernel import Kernel
 from fa4core.places import Place
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
@@ -17,8 +18,8 @@ from fa4core.prepared import Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.spec import ROWS, Spec
 from fa4core.sm90.forward.tuning import Shape, shape_of
-from fa4core.sm100.forward.launch import _captured, before
-from fa4core.sm100.forward.metadata import Metadata, metadata
+from fa4core.sm100.forward.launch import _captured
+from fa4core.sm100.forward.metadata import Metadata, metadata, pre_pass
 from primitives.schedule import Schedule
 
 
@@ -55,6 +56,11 @@ def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> M
     return metadata(problem, tiles, spec.tiles, schedule_of(call), place, device)
 
 
+def before(call: Call, place: Place) -> tuple[Kernel, ...]:
+    """The kernels that `metadata_of` launches."""
+    return (pre_pass(place),) if schedule_of(call).order == "batch_sorted" else ()
+
+
 def schedule_of(call: Call) -> Schedule:
     """The variant's choice, or the default."""
     return call.program.schedule or Schedule()
@@ -77,6 +83,7 @@ FORWARD = Skeleton(
     metadata_of,
     before,
     run_time,
+    lean=lambda spec: attrs.evolve(spec, row_max=False),
 )
 
 

@@ -27,7 +27,7 @@ class Shape:
 
 #: By the larger of the head dims, up to and including.
 SHAPES: tuple[tuple[int, Shape], ...] = (
-    (64, Shape(3, 128, consumer=160, producer=32)),
+    (64, Shape(3, 112, consumer=160, producer=32, turns=False)),
     (96, Shape(2, 128)),
     (128, Shape(2, 128)),
     (192, Shape(2, 96)),
