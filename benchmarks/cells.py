@@ -1,4 +1,4 @@
-"""What the forward benchmark measures: a cell is a variant on a problem, in everybody's language."""
+"""What the forward benchmark measures: a cell is a variant on a problem, in all languages."""
 
 from __future__ import annotations
 

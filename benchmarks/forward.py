@@ -155,8 +155,13 @@ def main(variants: str, dims: str, lengths: str, contenders: str, rounds: int, o
                 done.append(measure(cell, names, rounds))
                 print(cell, {n: round(r["tflops"]) for n, r in done[-1]["results"].items()})
     show(done, names, Console(width=160))
-    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-             "python": platform.python_version(), "contenders": names, "rounds": rounds}  # fmt: skip
+    about = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "contenders": names,
+        "rounds": rounds,
+    }
     Path(f"{out}.json").write_text(json.dumps({"about": about, "cells": done}, indent=1))
     draw(done, names, Path(f"{out}.png"))
 

@@ -2,8 +2,8 @@
 
     python benchmarks/tune_sm90.py 128 "2,128 2,176 2,128,turns=0" --seqlen 8192
 
-A shape is groups,keys and any fields of `Shape`, `source=one_tile`, `row_max=0` and `fraction=0.25` (of the
-exponentials, by polynomial) by name. All candidates of a mask run interleaved, FlashAttention-4
+A shape is groups,keys and by name any fields of `Shape`, `source=one_tile`, `row_max=0` and
+`fraction=0.25` (of the exponentials, by polynomial). All candidates of a mask run interleaved, FlashAttention-4
 beside them if it is installed.
 """
 

@@ -108,8 +108,8 @@ def choose(
         )
     if backend in KERNELS and (reason := _no_gpu(backend, device)):
         raise NotImplementedError(
-            f"backend={backend!r}: {reason}; use backend='emulator', which runs the same kernels on a "
-            "CPU, or use backend='reference' (any device) or 'auto'"
+            f"backend={backend!r}: {reason}; use backend='emulator', which runs kernels on a CPU, "
+            "or use backend='reference' (any device) or 'auto'"
         )
     if backend == "emulator" and device.type != "cpu":
         raise NotImplementedError(

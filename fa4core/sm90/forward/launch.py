@@ -28,12 +28,13 @@ def spec_of(call: Call, target: str, shape: Shape | None = None) -> Spec:
     problem, program = call.problem, call.program
     threshold = program.rescale_threshold
     rows = max(problem.seqlens_q, default=0)
+    masked = not program.graph.mask.is_const
     return Spec(
         graph=program.graph.dump(),
         dtype=str(problem.dtype).removeprefix("torch."),
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        shape=shape or shape_of(problem.head_dim, problem.head_dim_v, rows),
+        shape=shape or shape_of(problem.head_dim, problem.head_dim_v, rows, masked),
         exp=call.exp,
         threshold=planned(target).rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
