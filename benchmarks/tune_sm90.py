@@ -3,8 +3,8 @@
     python benchmarks/tune_sm90.py 128 "2,128 2,176 2,128,turns=0" --seqlen 8192
 
 A shape is groups,keys and by name any fields of `Shape`, `source=one_tile`, `row_max=0` and
-`fraction=0.25` (of the exponentials, by polynomial). All candidates of a mask run interleaved, FlashAttention-4
-beside them if it is installed.
+`fraction=0.25` (of the exponentials, by polynomial). All candidates of a mask run interleaved, and
+FlashAttention-4 beside them if it is installed.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm90.forward.spec import ROWS, Spec
@@ -75,6 +76,9 @@ class LoadWork(Fixed):
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
         row = (item.tile * len(self.tiles) + t) * ROWS
+        # A query tile behind the last one gets the first: on an H200, a box that lies outside its
+        # tensor altogether ends in an illegal address where memory before the tensor is unmapped.
+        row = select(row < item.seqlen_q, row, 0, "int")
         self._copy("q", row, item.seqlen_q, item.start_q, item.h, item.b_q, t, barrier)
 
     @touches(lambda item, j, stage, barrier: (writes("k", stage),), unit="tma")
