@@ -14,8 +14,11 @@ from fa4core.compile.linking import FUNCTION, linked
 from fa4core.compile.package import Package
 
 
-def build(kernel: Kernel) -> Package:
-    """Compile a kernel; needs the DSL, but neither a GPU nor a driver."""
+def build(kernel: Kernel, line_info: bool = False) -> Package:
+    """Compile a kernel; needs the DSL, but neither a GPU nor a driver.
+
+    line_info: keep source lines in the PTX and PTX lines in the machine code; the code is the same.
+    """
     import_dsl()
     from cutlass.cute.runtime import make_fake_stream
 
@@ -34,6 +37,7 @@ def build(kernel: Kernel) -> Package:
             make_fake_stream(use_tvm_ffi_env_stream=True),
             kernel.spec,
             target=kernel.target,
+            line_info=line_info,
             options="--enable-tvm-ffi",
             **for_emulator,
         )
