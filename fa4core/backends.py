@@ -32,12 +32,21 @@ _MAX_THRESHOLD_ELSE = 64.0
 
 @attrs.frozen
 class _Kernels:
-    """A family of kernels: what it is called, the GPUs it runs on, and what it refuses."""
+    """A family of kernels.
+
+    Attributes:
+        title: What it is called.
+        gpu: What it needs, in words.
+        targets: What it is compiled for.
+        refusal: Why it can't run a program on a problem, or None.
+        automatic: Whether "auto" takes it.
+    """
 
     title: str
     gpu: str
     targets: tuple[str, ...]
     refusal: Callable[[Program, Problem], str | None]
+    automatic: bool = True
 
 
 KERNELS = {
@@ -47,7 +56,13 @@ KERNELS = {
         ("sm100", "sm103"),
         sm100.refusal,
     ),
-    "sm90": _Kernels("SM90", "a Hopper GPU (compute capability 9.0)", ("sm90",), sm90.refusal),
+    "sm90": _Kernels(
+        "SM90",
+        "a Hopper GPU (compute capability 9.0)",
+        ("sm90",),
+        sm90.refusal,
+        automatic=False,  # until the whole of tests/sm90 has passed on a GPU
+    ),
 }
 
 
@@ -127,6 +142,11 @@ def _automatic(
     backend = backend_of(device)
     if backend is None or not _has_compiler():
         why = f"the tensors are on {device}, and this version has no kernels for it yet"
+        if any(_no_gpu(name, device) is None for name in KERNELS):
+            why = (
+                f"the kernels for {device} have not passed all their tests on a GPU; to take them "
+                "nevertheless, name their backend"
+            )
         return "reference", why
     kernels = KERNELS[backend]
     reason = kernels.refusal(program, problem) if program and problem else None
@@ -161,8 +181,9 @@ def target_of(device: torch.device) -> str | None:
 
 
 def backend_of(device: torch.device) -> str | None:
-    """The backend whose kernels run on a device, or None."""
-    return next((name for name in KERNELS if _no_gpu(name, device) is None), None)
+    """The backend that "auto" takes for tensors on a device, or None."""
+    names = (name for name, kernels in KERNELS.items() if kernels.automatic)
+    return next((name for name in names if _no_gpu(name, device) is None), None)
 
 
 def family_of(chosen: str) -> str:

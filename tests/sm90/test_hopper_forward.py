@@ -6,14 +6,19 @@ A compiled kernel serves every length, layout and stride, so each variant runs o
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from hopper import execute
+from hopper import GPU, execute
 
+from fa4core import Variant, attention
+from fa4core.emulator.session import emulator
 from fa4core.sm90.forward.launch import shaped
 from fa4core.sm90.forward.tuning import Shape as Cut
 from fa4core.testing import LayoutSpec, Shape
+from primitives import mask
+from primitives.schedule import Schedule, split_kv
 
 FIXED, SEQUSED, VARLEN = LayoutSpec(), LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 
@@ -100,3 +105,32 @@ def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
 def test_other_shapes_of_tiles(cut: Cut) -> None:
     shape = Shape((300, 0, 5, 140), (257, 40, 0, 128), 2, 1, 64, 64)
     execute("Variant(mask=mask.causal())", shape, SEQUSED, skeleton=shaped(cut), seed=3)
+
+
+@pytest.mark.skipif(GPU, reason="of the emulator")
+def test_the_emulator_runs_the_kernels_of_its_target() -> None:
+    """And with a kernel that finds no row maxima where none are wanted: the same output."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 200, 2, 64, dtype=torch.bfloat16) for _ in range(3))
+    variant = Variant(mask=mask.causal())
+    with emulator("sm90", num_sms=2) as session:
+        without = attention(q, k, v, variant, backend="emulator")
+        out, row_max = attention(q, k, v, variant, backend="emulator", return_row_max=True)
+    assert len(session.launches) == 2
+    expected, wanted = attention(q, k, v, variant, backend="reference", return_row_max=True)
+    assert torch.equal(out, without)
+    assert (out - expected).abs().max() < 8e-3
+    assert (row_max - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.skipif(GPU, reason="of the emulator")
+def test_what_hopper_does_not_take_is_refused_with_the_reason() -> None:
+    q = torch.randn(1, 20, 4, 64, dtype=torch.bfloat16)
+    k = q[:, :, :2]
+    for schedule, match in (
+        (Schedule(coordinates="packed_gqa"), "coordinates='heads' only"),
+        (split_kv(2), "coordinates='heads' only"),
+        (Schedule(source="dynamic"), "no work queue"),
+    ):
+        with emulator("sm90"), pytest.raises(NotImplementedError, match=match):
+            attention(q, k, k, Variant(schedule=schedule), backend="emulator")
