@@ -11,7 +11,7 @@ captured indices) is checked when the operator runs; what needs shapes only, whe
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def plan_call(
     scale: float | None,
     backend: str,
 ) -> tuple[Call, str]:
-    """Check everything and analyse the mask; gives the call and the backend it takes."""
+    """Check everything; gives the call and the backend it takes."""
     problem = Problem.from_tensors(q, k, v, layout)
     program = Program.parse(spec, captured)
     chosen, why = choose(backend, q.device, program, problem)
@@ -60,14 +60,15 @@ def plan_call(
 
 
 def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: float) -> Call:
-    tiles = tile_map(
+    analyse = partial(
+        tile_map,
         program.graph.mask,
         batch=problem.batch,
         heads=problem.heads_q,
         seqlens_q=problem.seqlens_q,
         seqlens_k=problem.seqlens_k,
     )
-    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k)
+    return Call(program, problem, analyse, layout, scale)
 
 
 #: The kernels of a backend.

@@ -83,10 +83,12 @@ def workspaces(call: Call, spec: Spec, out: Shape, rows: Shape) -> tuple[Shape, 
 
 def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> Metadata:
     """The plan of a call; see `Metadata` for what else may use it."""
-    assert isinstance(call.tiles, TileMap)
-    problem, tiles = call.problem, call.tiles
-    if spec.packed > 1:
+    problem = call.problem
+    if spec.packed > 1:  # the tile map is another one then
         problem, tiles = packed(call.program, problem, spec.packed)
+    else:
+        assert isinstance(call.tiles, TileMap)
+        tiles = call.tiles
     return metadata(problem, tiles, spec.side, schedule_of(call), place, device)
 
 
