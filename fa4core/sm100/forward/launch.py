@@ -136,8 +136,8 @@ def _captured(tensor: Tensor | None) -> Tensor:
         low, high = (int(n) for n in tensor.aminmax())
         if not -(2**31) <= low <= high < 2**31:
             raise ValueError(
-                f"a captured tensor of shape {tuple(tensor.shape)} (int64) holds {low}..{high}; the "
-                "kernels compute integers in 32 bits: capture smaller numbers, or use "
+                f"a captured tensor of shape {tuple(tensor.shape)} (int64) holds {low}..{high}; "
+                "the kernels compute integers in 32 bits: capture smaller numbers, or use "
                 "backend='reference'"
             )
     if tensor.dtype == torch.bool:
