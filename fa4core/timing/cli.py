@@ -24,6 +24,7 @@ from fa4core.compile.tools import ToolMissing
 @click.option("--only", type=click.Choice(["ours", "fa4"]), help="Model one kernel, whichever.")
 @click.option("--clock", type=click.FloatRange(min=0.1), help="GHz; the target's if left out.")
 @click.option("--seeds", type=click.IntRange(1), default=6, show_default=True)
+@click.option("--hot", type=click.IntRange(0), default=0, help="List the costliest instructions.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw who worked when into a file.")
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write it.")
 def time(
@@ -32,6 +33,7 @@ def time(
     only: str | None,
     clock: float | None,
     seeds: int,
+    hot: int,
     plot: str | None,
     path: Path | None,
     **asked: Any,
@@ -57,7 +59,7 @@ def time(
         ]
     except (*REFUSALS, ToolMissing, NoMatch) as error:
         raise click.ClickException(str(error)) from error
-    console.show(*renderables(kernels))
+    console.show(*renderables(kernels, hot))
     if plot is not None:
         from fa4core.timing.plot import draw
 

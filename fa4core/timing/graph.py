@@ -76,7 +76,7 @@ class Graph:
     """Machine code with its control flow and anchors, to be asked for the ways of many warps."""
 
     def __init__(self, code: Code, control: Sequence[Control], ptx: str):
-        self.code, self.control = code, control
+        self.code, self.control, self.ptx = code, control, ptx
         lines = ["", *ptx.splitlines()]
         self.text = [lines[c.line] if c.line < len(lines) else "" for c in control]
         found = code.instructions

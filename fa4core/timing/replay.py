@@ -88,6 +88,7 @@ class Replayed:
         warps: Each with `cta`, `warp`, `finished`, `spent` (cycles by `REASONS`), `mbarriers`
             ([CTA rank, offset, cycles]) and `pipes` ([0, unit, cycles]: for whose result).
         units: Busy cycles of an SM by unit; the mean over the cluster's SMs.
+        spots: [instruction, number of a reason, cycles] of the first CTA's warps together.
         spans: [CTA rank, lane, kind, start, stop] of tensor core (-1) and bulk copies (-2).
     """
 
@@ -95,6 +96,7 @@ class Replayed:
     seed: int
     warps: list[dict[str, Any]]
     units: dict[str, float]
+    spots: list[list[int]]
     spans: list[list[int]]
 
 
@@ -119,7 +121,9 @@ def replay(
     if raw.startswith("error: "):
         raise RuntimeError(raw.removeprefix("error: "))
     found = json.loads(raw)
-    return Replayed(found["cycles"], seed, found["warps"], _units(found), found["spans"])
+    return Replayed(
+        found["cycles"], seed, found["warps"], _units(found), found["spots"], found["spans"]
+    )
 
 
 def _units(found: dict[str, Any]) -> dict[str, float]:

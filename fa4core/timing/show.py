@@ -11,6 +11,7 @@ from rich.text import Text
 from fa4core.console import grid, section
 from fa4core.timing.problem import Modelled, Spread
 from fa4core.timing.roles import roles_of
+from fa4core.timing.spots import spots_of
 
 _UNITS = {
     "tensor": "matrix products",
@@ -24,8 +25,8 @@ _UNITS = {
 }
 
 
-def renderables(kernels: Sequence[Modelled]) -> Iterator[RenderableType]:
-    """The report; everything in it is modelled."""
+def renderables(kernels: Sequence[Modelled], hot: int = 0) -> Iterator[RenderableType]:
+    """The report; everything in it is modelled. hot: how many instructions to list."""
     seeds = len(kernels[0].many)
     clock = kernels[0].clock_ghz
     title = f"Modelled time at {clock:g} GHz: mean of {seeds} seeds and their range"
@@ -36,6 +37,11 @@ def renderables(kernels: Sequence[Modelled]) -> Iterator[RenderableType]:
             f"{kernel.title}: what the cycles of a warp go into, in per cent (modelled)",
             _roles(kernel),
         )
+        if hot:
+            title = (
+                f"{kernel.title}: cycles lost in front of an instruction in a key block (modelled)"
+            )
+            yield from section(title, _hot(kernel, hot))
 
 
 def _times(kernels: Sequence[Modelled]) -> Table:
@@ -100,6 +106,15 @@ def _roles(kernel: Modelled) -> Table:
             _percent(s["mbarrier"]),
             _percent(s["barrier"]),
         )
+    return table
+
+
+def _hot(kernel: Modelled, most: int) -> Table:
+    table = grid("instruction", "source", "for", "address", "cycles", left=3)
+    for spot in spots_of(kernel, most):
+        text = spot.text if len(spot.text) <= 46 else spot.text[:45] + "…"
+        cycles = f"{spot.cycles:,.0f}"
+        table.add_row(text, Text(spot.source, "dim"), spot.reason, f"{spot.address:#x}", cycles)
     return table
 
 

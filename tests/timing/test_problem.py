@@ -19,6 +19,7 @@ from fa4core.plan.problem import Problem
 from fa4core.timing import subject
 from fa4core.timing.problem import model
 from fa4core.timing.roles import roles_of
+from fa4core.timing.spots import spots_of
 from fa4core.variant import Variant
 from primitives import mask
 
@@ -71,6 +72,14 @@ def test_the_cycles_of_a_role_add_up(ours):
     for role in roles:
         assert math.isclose(sum(role.spent.values()), 1.0)
     assert sum("products" in r.does for r in roles) == 1
+
+
+def test_cycles_lost_in_front_of_instructions_have_a_place(ours):
+    spots = spots_of(ours, 10)
+    assert [s.cycles for s in spots] == sorted((s.cycles for s in spots), reverse=True)
+    warps = len({w for _, w, _ in ours.program.warps})
+    assert 0 < sum(s.cycles for s in spots) < warps * ours.block_cycles.mean
+    assert spots[0].reason == "mbarrier" and ".py:" in spots[0].source
 
 
 @pytest.mark.skipif(not HAS_FA4, reason="flash-attn-4 is not installed")

@@ -47,6 +47,14 @@ std::string result(const Machine& m) {
   r += "],\"tensor\":[";
   for (size_t k = 0; k < m.tensors.size(); k++)
     r += (k ? "," : "") + std::to_string(m.tensors[k].busy);
+  r += "],\"spots\":[";
+  bool first = true;
+  for (size_t k = 0; k < m.spots.size(); k++)
+    if (m.spots[k]) {
+      r += (first ? "[" : ",[") + std::to_string(k / REASONS) + "," + std::to_string(k % REASONS) +
+           "," + std::to_string(m.spots[k]) + "]";
+      first = false;
+    }
   r += "],\"spans\":[";
   for (size_t k = 0; k < m.spans.size(); k++) {
     auto& s = m.spans[k];
@@ -73,6 +81,7 @@ const char* replay(const double* parameters, const i32* statics, u64 n_statics, 
   std::copy(parameters, parameters + sizeof(Parameters) / sizeof(double), (double*)&m.p);
   m.statics.assign((const Static*)statics, (const Static*)statics + n_statics);
   m.events.assign((const Event*)events, (const Event*)events + n_events);
+  m.spots.assign(n_statics * REASONS, 0);
   m.random.s = seed;
   m.keep_spans = spans;
   m.sms.resize((size_t)n_ctas);

@@ -54,6 +54,7 @@ void Machine::note(Warp& w, bool waits) {
 void Machine::count(Warp& w, Reason r, u64 culprit) {
   note(w, r == AT_MBARRIER || r == AT_BARRIER);
   w.spent[r]++;
+  if (!w.cta) spots[(size_t)w.code[w.at].instruction * REASONS + (size_t)r]++;
   if (r == AT_MBARRIER) w.at_mbarrier[culprit & ~IS_MBARRIER]++;
   else if (r == OPERANDS) w.on_pipe[culprit]++;
   else if (r == AT_BARRIER) w.at_other[culprit]++;
@@ -77,6 +78,7 @@ void Machine::schedule(Sm& sm, int which) {
   Warp& w = *list[(size_t)chosen];
   note(w, false);
   w.spent[ISSUED]++;
+  if (!w.cta) spots[(size_t)w.code[w.at].instruction * REASONS + ISSUED]++;
   sm.last[which] = chosen;
   issue(sm, w);
 }

@@ -205,6 +205,7 @@ struct Machine {
   std::map<u64, Mbarrier> mbarriers;
   std::priority_queue<Timed> timed;
   std::vector<Span> spans;
+  std::vector<i64> spots;  // of the first CTA: cycles by instruction and reason
   bool keep_spans = false;
   Random random{0};
   i64 now = 0;
