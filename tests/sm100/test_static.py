@@ -19,7 +19,7 @@ from fa4core import Variant
 from fa4core.plan.problem import Problem
 from fa4core.report.cli import Subject
 from fa4core.report.kernel import Kernel
-from primitives import mask, score
+from primitives import mask, schedule, score
 
 
 def kernel(variant: Variant, d: int = 128) -> Kernel:
@@ -54,3 +54,19 @@ def test_a_softcap_is_one_more_operation_of_the_unit_for_most_scores() -> None:
     k = kernel(Variant(score=score.softcap(20.0)), d=64)
     full = k.figures["softmax", "shortest"]
     assert full.count("MUFU.TANH") == full.count("MUFU.EX2") - 1 == 112
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant(),
+        Variant(mask=mask.causal()),
+        Variant(mask=mask.sliding_window(256)),
+        Variant(mask=mask.causal(), schedule=schedule.Schedule(source="static")),
+    ],
+    ids=["full", "causal", "window", "static"],
+)
+def test_no_role_keeps_anything_on_the_stack(variant: Variant, d: int) -> None:
+    k = kernel(variant, d)
+    assert (k.stack, k.local, k.spills) == (0, 0, 0)
