@@ -56,16 +56,23 @@ def test_a_softcap_is_one_more_operation_of_the_unit_for_most_scores() -> None:
     assert full.count("MUFU.TANH") == full.count("MUFU.EX2") - 1 == 112
 
 
-@pytest.mark.parametrize("d", [64, 128])
+CAUSAL = mask.causal()
+
+
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "d"),
     [
-        Variant(),
-        Variant(mask=mask.causal()),
-        Variant(mask=mask.sliding_window(256)),
-        Variant(mask=mask.causal(), schedule=schedule.Schedule(source="static")),
+        (Variant(), 128),
+        (Variant(mask=CAUSAL), 128),
+        (Variant(mask=CAUSAL), 64),
+        (Variant(mask=CAUSAL), 192),
+        (Variant(mask=CAUSAL), 256),
+        (Variant(mask=mask.sliding_window(256)), 128),
+        (Variant(mask=CAUSAL, score=score.softcap(20.0)), 128),
+        (Variant(mask=CAUSAL, schedule=schedule.Schedule(source="persistent")), 128),
+        (Variant(mask=CAUSAL, schedule=schedule.Schedule(ctas=2)), 128),
     ],
-    ids=["full", "causal", "window", "static"],
+    ids=["full", "causal", "d64", "d192", "d256", "window", "softcap", "static", "pair"],
 )
 def test_no_role_keeps_anything_on_the_stack(variant: Variant, d: int) -> None:
     k = kernel(variant, d)

@@ -14,7 +14,7 @@ import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from fa4core.pipeline.device import LEADER, role_of, thread_of
+from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
 from fa4core.pipeline.effects import Fixed
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward import views
@@ -111,35 +111,30 @@ def forward_kernel(
     registers = {role.name: role.registers for role in pipeline.roles}
     begin, mods = Begin(spec, items, runs, cta), Mods(spec, captured)
     batches = q.shape[4]
-    is_load, _ = role_of(pipeline, "load", warp)
-    is_mma, _ = role_of(pipeline, "mma", warp)
-    is_scheduler, _ = role_of(pipeline, "scheduler", warp)
-    is_store, _ = role_of(pipeline, "store", warp)
-    is_softmax, t = role_of(pipeline, "softmax", warp)
-    is_correction, _ = role_of(pipeline, "correction", warp)
-    if is_load:
+    t = copy_of(pipeline, "softmax", warp)  # here: in the role the compiler finds it not uniform
+    if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
         operands = {"q": (load_q, q), "k": (load_k, k), "v": (load_v, v)}
         load(*begin("load", lambda memory: _loading(memory, operands, page_table, cta)))
-    if is_scheduler:
+    if in_role(pipeline, "scheduler", warp):
         cute.arch.setmaxregister_decrease(registers["scheduler"])
         if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (decided when compiling; the other is not)
             if cta == LEADER:
                 scheduler(*begin("scheduler", begin.answers))
-    if is_store:
+    if in_role(pipeline, "store", warp):
         cute.arch.setmaxregister_decrease(registers["store"])
         place = lse.shape[0], batches
         store(*begin("store", lambda memory: _storing(memory, store_out, out, place)))
-    if is_mma:
+    if in_role(pipeline, "mma", warp):
         cute.arch.setmaxregister_decrease(registers["mma"])
         if cta == LEADER:
             mma(*begin("mma", _issuing))
-    if is_correction:
+    if in_role(pipeline, "correction", warp):
         cute.arch.setmaxregister_decrease(registers["correction"])
         row = thread_of(pipeline, "correction", thread)
         results = mods, lse, row_max, batches
         correction(*begin("correction", lambda memory: _finishing(memory, row, *results)))
-    if is_softmax:
+    if in_role(pipeline, "softmax", warp):
         cute.arch.setmaxregister_increase(registers["softmax"])
         row = thread_of(pipeline, "softmax", thread)
         scaled = mods, scale, row_max, batches

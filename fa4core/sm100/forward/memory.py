@@ -83,9 +83,7 @@ class Memory(Fixed):
         """Staged parts of O as (row, column, stage)."""
         region, columns = self.spec.smem["out"], self.spec.out_columns
         swizzle = cute.make_swizzle(3, 4, 3)
-        pointer = cute.recast_ptr(
-            self.begin + region.offset, swizzle, dtype=out_type(self.spec)
-        )
+        pointer = cute.recast_ptr(self.begin + region.offset, swizzle, dtype=out_type(self.spec))
         shape = TILE, columns, region.region.stages
         layout = cute.make_layout(shape, stride=(columns, 1, TILE * columns))
         return cute.make_tensor(pointer, layout)
