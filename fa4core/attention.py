@@ -7,8 +7,10 @@ import math
 import torch
 
 from fa4core.compile.aot import Exported
+from fa4core.ops import prepared_once
 from fa4core.prepared import Results
-from fa4core.recall import PADDED, find, keep, key_of
+from fa4core.recall import PADDED, is_open, key_of, wants_grad
+from fa4core.recorded import Recorded
 from fa4core.variant import Variant
 from primitives.sequence import Layout
 
@@ -71,16 +73,21 @@ def attention(
     """
     variant = _FULL if variant is None else variant
     layout = PADDED if layout is None else layout
-    key = key_of(q, k, v, variant, layout, scale, backend)
-    prepared = None if key is None else find(variant, key)
+    open_ = is_open(q, k, v, variant, layout, scale)
+    key = key_of(q, k, v, layout, scale, backend) if open_ else None
+    prepared = None if key is None else variant.calls.find(key)
     if prepared is None:
         _check_types(q, k, v, variant, layout, scale)
         if key is not None:
-            prepared = keep(key, q, k, v, variant, layout, scale, backend)
-    if prepared is not None:
-        results = prepared(q, k, v, return_lse, return_row_max)
-    else:
+            rest = (variant.arguments, layout, variant.spec, scale, backend)
+            _, prepared = prepared_once(variant.calls, key, q, k, v, *rest)
+    if prepared is None:
         results = _operator(q, k, v, variant, layout, scale, backend)
+    elif wants_grad(q, k, v, variant.arguments):
+        options = _options(variant, layout, scale, backend)
+        results = Recorded.apply(prepared, return_row_max, options, q, k, v, *variant.arguments)
+    else:
+        results = prepared(q, k, v, return_lse, return_row_max)
     out, lse, row_max = results
     if return_lse:
         return (out, lse, row_max) if return_row_max else (out, lse)
@@ -102,6 +109,18 @@ def _operator(
         k,
         v,
         variant.arguments,
+        *_options(variant, layout, scale, backend),
+    )
+    if q.dtype == torch.float32:  # the operator keeps them exact for the backward pass
+        lse, row_max = lse.float(), row_max.float()
+    return out, lse, row_max
+
+
+def _options(
+    variant: Variant | Exported, layout: Layout, scale: float | None, backend: str
+) -> tuple:
+    """The operator's arguments after the captured tensors."""
+    return (
         layout.cu_seqlens_q,
         layout.cu_seqlens_k,
         layout.seqused_q,
@@ -113,9 +132,6 @@ def _operator(
         None if scale is None else float(scale),
         backend,
     )
-    if q.dtype == torch.float32:  # the operator keeps them exact for the backward pass
-        lse, row_max = lse.float(), row_max.float()
-    return out, lse, row_max
 
 
 def _check_types(

@@ -2,7 +2,8 @@
 
 `explain` prints what a call would do and can draw it; `variants` lists the prebuilt ones. Options
 that `explain` doesn't know go to the variant's factory, checked against its signature
-(`cli_variant`). `emulate` and `report` come from modules of their own, imported only when used.
+(`cli_variant`). `emulate`, `report` and `time` come from modules of their own, imported only when
+used.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from fa4core.cli_variant import (
     takes_problem,
 )
 
-LAZY = {"emulate": "fa4core.emulator.cli", "report": "fa4core.report.cli"}
+LAZY = {
+    "emulate": "fa4core.emulator.cli",
+    "report": "fa4core.report.cli",
+    "time": "fa4core.timing.cli",
+}
 
 
 class _Commands(click.Group):

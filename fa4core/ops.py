@@ -10,7 +10,7 @@ captured indices) is checked when the operator runs; what needs shapes only, whe
 # No `from __future__ import annotations`: torch reads the annotations to make the schemas.
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -19,13 +19,15 @@ from torch import Tensor
 
 from fa4core.backends import announce, check, choose, target_of
 from fa4core.compile.kernel import Kernel
+from fa4core.kept import Calls, known_calls
 from fa4core.places import Place, in_emulator, on_device
 from fa4core.plan.captured import check_device
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
-from fa4core.prepared import Prepared, kernel_of, prepare
+from fa4core.prepared import Prepared, Results, kernel_of, prepare
 from fa4core.program import Program
+from fa4core.recall import PADDED, can_be_kept, kept, key_of
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
@@ -76,6 +78,28 @@ def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepar
     return prepare(FORWARD, call, q, k, v, on_device(target, q.device))
 
 
+def prepared_once(
+    calls: Calls | None,
+    key: tuple | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    captured: list[Tensor],
+    layout: Layout,
+    spec: str,
+    scale: float | None,
+    backend: str,
+) -> tuple[Call, Prepared | None]:
+    """Plan and prepare a call, and keep it if there is a place; no `Prepared` of the reference."""
+    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
+    if chosen == "reference":
+        return call, None
+    run = prepared(call, chosen, q, k, v)
+    if calls is not None and key is not None and can_be_kept(layout, captured):
+        calls.keep(key, kept(run, call, layout, q.device))
+    return call, run
+
+
 def kernels_of(
     variant: Variant, problems: Iterable[Problem], target: str, scale: float, emulated: bool
 ) -> list[Kernel]:
@@ -95,7 +119,16 @@ def kernels_of(
     return list(found.values())
 
 
-@torch.library.custom_op("fa4core::forward", mutates_args=())
+def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Define `fa4core::<name>`. Twice as quick to call as one of `torch.library.custom_op`, whose
+    wrappers look for mutated and aliased arguments: there are none."""
+    name = f"fa4core::{function.__name__}"
+    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    torch.library.impl(name, "CompositeExplicitAutograd")(function)
+    return function
+
+
+@_operator
 def forward(
     q: Tensor,
     k: Tensor,
@@ -116,16 +149,20 @@ def forward(
 
     The statistics are float64 for float32 inputs: the backward pass needs them so exactly.
     """
-    layout = Layout(
+    given = (
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
-    )
-    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
-    if chosen == "reference":
-        return tiled_forward(call, q, k, v)
-    return prepared(call, chosen, q, k, v)(q, k, v)
+    )  # fmt: skip
+    layout = PADDED if given == (None,) * len(given) else Layout(*given)
+    calls = known_calls(spec, captured)
+    key = key_of(q, k, v, layout, scale, backend)
+    run = None if calls is None or key is None else calls.find(key)
+    if run is None:
+        rest = (captured, layout, spec, scale, backend)
+        call, run = prepared_once(calls, key, q, k, v, *rest)
+    return tiled_forward(call, q, k, v) if run is None else run(q, k, v)
 
 
-@forward.register_fake
+@torch.library.register_fake("fa4core::forward")
 def _(
     q: Tensor, k: Tensor, v: Tensor, captured: list[Tensor], *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,7 +177,7 @@ def _(
     )
 
 
-@torch.library.custom_op("fa4core::backward", mutates_args=())
+@_operator
 def backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -174,15 +211,15 @@ def backward(
             )
         announce("reference", f"{lacks}, so the backward pass runs on it")
     result = tiled_backward(call, q, k, v, out, lse, grad_out, grad_lse)
-    gradients = []
+    of_captured = []
     for slot in differentiated(spec):
         tensor = captured[slot]  # in two slots it is one capture: its gradient goes to the first
         gradient = result.captured.pop(Capture(tensor), None)
-        gradients.append(tensor.new_zeros(tensor.shape) if gradient is None else gradient)
-    return result.q, result.k, result.v, gradients
+        of_captured.append(tensor.new_zeros(tensor.shape) if gradient is None else gradient)
+    return result.q, result.k, result.v, of_captured
 
 
-@backward.register_fake
+@torch.library.register_fake("fa4core::backward")
 def _(
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -195,8 +232,8 @@ def _(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     spec = next(r for r in rest if isinstance(r, str))
-    gradients = [captured[s].new_empty(captured[s].shape) for s in differentiated(spec)]
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), gradients
+    of_captured = [captured[s].new_empty(captured[s].shape) for s in differentiated(spec)]
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_captured
 
 
 @lru_cache(maxsize=1024)
@@ -211,19 +248,22 @@ def differentiated(spec: str) -> list[int]:
 _INPUTS = 14  # of the forward operator
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+def save(ctx: Any, inputs: tuple, output: Results) -> None:
+    """Keep for the backward pass what `gradients` needs."""
     q, k, v, captured, *rest = inputs
     out, lse, row_max = output
     layout, ctx.options = rest[:5], rest[5:]
     ctx.present = [t is not None for t in layout]
     ctx.save_for_backward(q, k, v, out, lse, *captured, *(t for t in layout if t is not None))
-    ctx.mark_non_differentiable(row_max)
+    if row_max is not None:
+        ctx.mark_non_differentiable(row_max)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(
+def gradients(
     ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, _: Tensor | None
 ) -> tuple[Any, ...]:
+    """Of the forward operator's inputs."""
     q, k, v, out, lse, *rest = ctx.saved_tensors
     present = sum(ctx.present)
     captured, given = rest[: len(rest) - present], iter(rest[len(rest) - present :])
@@ -241,7 +281,7 @@ def _gradients(
     return grad_q, grad_k, grad_v, by_slot, *[None] * (_INPUTS - 4)
 
 
-forward.register_autograd(_gradients, setup_context=_save)
+torch.library.register_autograd("fa4core::forward", gradients, setup_context=save)
 
 
 def _no_second(ctx: Any, *_: Any) -> Any:
@@ -252,4 +292,4 @@ def _no_second(ctx: Any, *_: Any) -> Any:
     )
 
 
-backward.register_autograd(_no_second)
+torch.library.register_autograd("fa4core::backward", _no_second)

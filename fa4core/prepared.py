@@ -29,6 +29,8 @@ Tensor = torch.Tensor
 Shape = tuple[int, ...]
 Results = tuple[Tensor, Any, Any]  # the last two None where they are not wanted
 
+new = torch.empty_like
+
 
 @attrs.frozen
 class Skeleton:
@@ -62,8 +64,9 @@ class Prepared:
         launch: Takes all arguments; None if there is nothing to launch.
         shown: For each of q, k, v what makes of it the form that the kernel takes, or None to take
             it as it is; None if that holds for all.
-        out_shape, rows_shape: Of the results.
-        spaces: Shapes of the workspaces.
+        out, rows: Like the results, without memory: a new tensor is made of one more quickly than
+            of a shape.
+        spaces: Like the workspaces.
         packed: Whether results have no batch dimension, but for the kernel.
         fill: Whether there are rows that no kernel writes.
         rest: Arguments after the workspaces.
@@ -72,9 +75,9 @@ class Prepared:
 
     launch: Callable[..., Any] | None
     shown: tuple[Callable[[Tensor], Tensor] | None, ...] | None
-    out_shape: Shape
-    rows_shape: Shape
-    spaces: tuple[Shape, ...]
+    out: Tensor
+    rows: Tensor
+    spaces: tuple[Tensor, ...]
     packed: bool
     fill: bool
     rest: tuple
@@ -84,42 +87,35 @@ class Prepared:
         self, q: Tensor, k: Tensor, v: Tensor, with_lse: bool = True, with_max: bool = True
     ) -> Results:
         """Output, LSE and row maximum; None for what is not wanted, which costs no memory."""
-        device = q.device
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             _in_graphs.append(self)
-        out = torch.empty(self.out_shape, dtype=q.dtype, device=device)
-        lse = row_max = None
-        if with_lse:
-            lse = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
-        if with_max:
-            row_max = torch.empty(self.rows_shape, dtype=torch.float32, device=device)
-        spaces: list[Tensor] = []
-        if self.spaces:
-            spaces = [torch.empty(s, dtype=torch.float32, device=device) for s in self.spaces]
+        out = new(self.out)
+        lse = new(self.rows) if with_lse else None
+        row_max = new(self.rows) if with_max else None
+        spaces = [new(space) for space in self.spaces] if self.spaces else ()
         if self.fill:
             out.zero_()
             for rows in (lse, row_max, *spaces):
                 if rows is not None:
                     rows.fill_(-torch.inf)
-        if self.launch is not None:
-            if self.shown is not None:
-                of_q, of_k, of_v = self.shown
-                q = q if of_q is None else of_q(q)
-                k = k if of_k is None else of_k(k)
-                v = v if of_v is None else of_v(v)
-            results = (
-                out[None] if self.packed else out,
-                self._written(lse, 0),
-                self._written(row_max, 1),
-            )
-            self.launch(q, k, v, *results, *spaces, *self.rest)
+        if self.launch is None:
+            return out, lse, row_max
+        if self.shown is not None:
+            of_q, of_k, of_v = self.shown
+            q = q if of_q is None else of_q(q)
+            k = k if of_k is None else of_k(k)
+            v = v if of_v is None else of_v(v)
+        to_lse, to_max = self.unread
+        if self.packed:
+            to_out = out[None]
+            to_lse = to_lse if lse is None else lse[None]
+            to_max = to_max if row_max is None else row_max[None]
+        else:
+            to_out = out
+            to_lse = to_lse if lse is None else lse
+            to_max = to_max if row_max is None else row_max
+        self.launch(q, k, v, to_out, to_lse, to_max, *spaces, *self.rest)
         return out, lse, row_max
-
-    def _written(self, rows: Tensor | None, number: int) -> Any:
-        """Where the kernel writes a statistic."""
-        if rows is None:
-            return self.unread[number]
-        return rows[None] if self.packed else rows
 
 
 _in_graphs: list[Prepared] = []  # a graph may be replayed for ever, and reads their tables
@@ -160,9 +156,9 @@ def prepare(
     prepared = Prepared(
         launch,
         None if shown == (None,) * 3 else shown,
-        out_shape,
-        rows_shape,
-        spaces,
+        _without_memory(out_shape, q.dtype, q.device),
+        _without_memory(rows_shape, torch.float32, q.device),
+        tuple(_without_memory(s, torch.float32, q.device) for s in spaces),
         packed,
         fill,
         rest,
@@ -170,6 +166,13 @@ def prepare(
     )
     place.follow(prepared)
     return prepared
+
+
+def _without_memory(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous tensor to make others like it."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 def _unread(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,113 +1,90 @@
-"""The short way through `attention`: a call that was prepared before runs again at once.
+"""What a call is found by that was prepared before, and what it depends on.
 
 Calls are found by what their tensors are (shape, strides, dtype, device), never by what they hold.
-Tensors that a plan was made from, captured ones and those of a layout, are compared by identity,
-address and version: torch raises the version at every in-place change. Whatever wants to see
-operators (torch.compile, autograd, functorch, modes, tensor subclasses) takes the long way,
-`fa4core.ops`. Prepared calls live as long as their variant, the newest `MOST` of them.
+In `attention`, whatever wants to see operators (torch.compile, functorch, modes, tensor subclasses)
+takes the long way through `fa4core::forward`, which looks here, too. `fa4core.kept` has the calls.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
-from collections import OrderedDict
+import importlib
 from typing import Any
 
-import attrs
 import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from fa4core import ops
 from fa4core.backends import no_blackwell
 from fa4core.compile.aot import Exported
+from fa4core.kept import Kept
 from fa4core.prepared import Prepared
 from fa4core.reference.tiled import Call
 from fa4core.variant import Variant
 from primitives.expr import captures
 from primitives.sequence import Layout
 
-MOST = 64  # prepared calls of one variant
-
 Tensor = torch.Tensor
 
-_PLAIN = (Tensor, Parameter)
-_VARIANTS = (Variant, Exported)
-
-
-@attrs.frozen(eq=False)
-class _Kept:
-    """A prepared call and what it depends on.
-
-    Attributes:
-        prepared: The call.
-        watched: (tensor, address, version); version -1 where the kernel itself reads the values.
-        held: Tensors whose `id` is part of the key: alive, so that no other gets it.
-    """
-
-    prepared: Prepared
-    watched: tuple[tuple[Tensor, int, int], ...]
-    held: tuple[Tensor, ...]
-
-    @property
-    def is_current(self) -> bool:
-        for tensor, address, version in self.watched:
-            if tensor.data_ptr() != address or (version >= 0 and tensor._version != version):
-                return False
-        return True
-
-
-_kept: weakref.WeakKeyDictionary[Variant | Exported, OrderedDict[tuple, _Kept]] = (
-    weakref.WeakKeyDictionary()
-)
-
+_PLAIN = frozenset((Tensor, Parameter))
+_VARIANTS = frozenset((Variant, Exported))
 
 PADDED = Layout()  # of calls without a layout
 
-_SCALES = (float, int, type(None))
+_SCALES = frozenset((float, int, type(None)))
+
+
+def is_open(
+    q: Tensor, k: Tensor, v: Tensor, variant: Variant | Exported, layout: Layout, scale: Any
+) -> bool:
+    """Whether nobody wants to see the operator, only its result. Arguments may be anything."""
+    return not (
+        torch.compiler.is_compiling()
+        or type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN
+        or type(variant) not in _VARIANTS or type(layout) is not Layout
+        or type(scale) not in _SCALES
+        or q.is_neg() or k.is_neg() or v.is_neg()
+        or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )  # fmt: skip
 
 
 def key_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    variant: Variant | Exported,
-    layout: Layout,
-    scale: float | None,
-    backend: str,
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float | None, backend: str
 ) -> tuple | None:
-    """What a prepared call is found by, or None: take the long way. Arguments may be anything."""
-    if torch.compiler.is_compiling() or backend == "reference" or _is_watched((q, k, v)):
-        return None
-    if type(variant) not in _VARIANTS or type(layout) is not Layout or type(scale) not in _SCALES:
+    """What a prepared call is found by; None where the reference computes it."""
+    if type(backend) is not str or backend == "reference":
         return None
     if backend == "auto" and not _has_kernels(q.device):
-        return None
-    if torch.is_grad_enabled() and _wants_grad(q, k, v, variant):
         return None
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         q.device, k.device, v.device, (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16,
-        scale, backend, None if layout is PADDED else _places(layout),
+        scale, backend, None if layout is PADDED else layout.identity,
+        _emulated_sms() if backend == "emulator" else None,
     )  # fmt: skip
 
 
-def _is_watched(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether somebody may want to see the operator, not only its result."""
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN or tensor.is_neg():
-            return True
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return True
-    transforms = torch._C._functorch.peek_interpreter_stack()
-    return transforms is not None or forward_ad._current_level >= 0
+def _emulated_sms() -> int | None:
+    """Of the open session; calls are planned for them."""
+    session = _session_module().current_session()
+    return None if session is None else session.num_sms
 
 
-def _wants_grad(q: Tensor, k: Tensor, v: Tensor, variant: Variant | Exported) -> bool:
+@functools.cache
+def _session_module() -> Any:
+    """Imported on use: only the emulator's calls need it."""
+    return importlib.import_module("fa4core.emulator.session")
+
+
+def wants_grad(q: Tensor, k: Tensor, v: Tensor, captured: list[Tensor]) -> bool:
+    """Whether autograd records the call."""
+    if not torch.is_grad_enabled():
+        return False
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return True
-    return any(tensor.requires_grad for tensor in variant.arguments)
+    return any(tensor.requires_grad for tensor in captured)
 
 
 @functools.cache
@@ -115,53 +92,15 @@ def _has_kernels(device: torch.device) -> bool:
     return no_blackwell(device) is None
 
 
-def _places(layout: Layout) -> tuple:
-    """A layout's tensors by identity: a new layout of the same tensors is the same."""
-    return (
-        id(layout.cu_seqlens_q), id(layout.cu_seqlens_k), id(layout.seqused_q),
-        id(layout.seqused_k), id(layout.page_table), layout.max_seqlen_q, layout.max_seqlen_k,
-    )  # fmt: skip
+def can_be_kept(layout: Layout, captured: list[Tensor]) -> bool:
+    """Whether changes of all these tensors can be seen: those of inference mode have no version."""
+    tensors = (*captured, *layout.tensors.values())
+    return all(type(t) in _PLAIN and not t.is_inference() for t in tensors)
 
 
-def find(variant: Variant | Exported, key: tuple) -> Prepared | None:
-    """The call that was kept under a key, if it still holds."""
-    calls = _kept.get(variant)
-    kept = None if calls is None else calls.get(key)
-    return kept.prepared if kept is not None and kept.is_current else None
-
-
-def keep(
-    key: tuple,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    variant: Variant | Exported,
-    layout: Layout,
-    scale: float | None,
-    backend: str,
-) -> Prepared | None:
-    """Prepare a call and keep it; None if it takes the reference or can't be watched.
-
-    Raises:
-        TypeError, ValueError, IndexError, NotImplementedError: As the operator.
-    """
+def kept(prepared: Prepared, call: Call, layout: Layout, device: torch.device) -> Kept:
+    """A prepared call with the tensors that it depends on, as they are now."""
     held = tuple({id(t): t for t in layout.tensors.values()}.values())  # each once
-    if any(type(t) not in _PLAIN or t.is_inference() for t in (*variant.arguments, *held)):
-        return None  # tensors made in inference mode have no version
-    call, chosen = ops.plan_call(q, k, v, variant.arguments, layout, variant.spec, scale, backend)
-    if chosen == "reference":
-        return None
-    prepared = ops.prepared(call, chosen, q, k, v)
-    calls = _kept.setdefault(variant, OrderedDict())
-    calls[key] = _Kept(prepared, _watched(call, q.device, held), held)
-    calls.move_to_end(key)
-    while len(calls) > MOST:
-        calls.popitem(last=False)
-    return prepared
-
-
-def _watched(call: Call, device: torch.device, held: tuple[Tensor, ...]) -> Any:
-    """Tensors that a prepared call depends on, as they are now."""
     graph = call.program.graph
     on_host = set(captures(graph.mask))  # the tile map was made from their values
     found = [(tensor, tensor.data_ptr(), tensor._version) for tensor in held]
@@ -176,4 +115,4 @@ def _watched(call: Call, device: torch.device, held: tuple[Tensor, ...]) -> Any:
         )
         version = -1 if read_in_place and capture not in on_host else tensor._version
         found.append((tensor, tensor.data_ptr(), version))
-    return tuple(found)
+    return Kept(prepared, tuple(found), held)

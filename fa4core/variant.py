@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from fa4core.kept import Calls, calls_of
 from fa4core.program import Program, VariantGraph
 from primitives.exp import Exp
 from primitives.expr import algebra, captures
@@ -43,6 +44,7 @@ class Variant:
         arguments: The captured tensors and scalars of `spec`'s slots.
         constant: Which of them a score mod or sink was differentiated without, because they did
             not require grad when it was defined.
+        calls: Prepared calls, found again by `attention`.
     """
 
     mask: Mask = attrs.field(factory=full)
@@ -55,6 +57,7 @@ class Variant:
     spec: str = attrs.field(init=False, repr=False)
     arguments: list[torch.Tensor] = attrs.field(init=False, repr=False)
     constant: list[bool] = attrs.field(init=False, repr=False)
+    calls: Calls = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -76,6 +79,7 @@ class Variant:
         object.__setattr__(self, "spec", self.program.dump())
         object.__setattr__(self, "arguments", [c.tensor for c in slots])
         object.__setattr__(self, "constant", constant)
+        object.__setattr__(self, "calls", calls_of(self.spec, self.arguments))
 
     def __reduce__(self) -> tuple:
         """Copies and pickles are made anew of their parts, so that a deep copy of a module holds

@@ -8,6 +8,7 @@ and `b` is its number, packed or not. Queries are padded (batch, seqlen_q, heads
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -52,6 +53,11 @@ class Layout:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are set, by name."""
         return {n: t for n in _RANKS if (t := getattr(self, n)) is not None}
+
+    @cached_property
+    def identity(self) -> tuple[int | None, ...]:
+        """Equal for another layout of the very same tensors, as long as they are alive."""
+        return (*(id(getattr(self, n)) for n in _RANKS), self.max_seqlen_q, self.max_seqlen_k)
 
 
 _RANKS = {"cu_seqlens_q": 1, "cu_seqlens_k": 1, "seqused_q": 1, "seqused_k": 1, "page_table": 2}

@@ -24,6 +24,7 @@ from fa4core.compile import cache
 from fa4core.compile.kernel import sources
 from fa4core.compile.package import DamagedError, Package
 from fa4core.compile.targets import resolve
+from fa4core.kept import Calls, calls_of
 from fa4core.plan.problem import Problem
 from fa4core.variant import Variant
 
@@ -42,6 +43,7 @@ class Exported:
         constant: As `Variant.constant`.
         target: Name of the target of its kernels.
         emulated: Whether they run in the emulator only.
+        calls: As `Variant.calls`.
     """
 
     spec: str
@@ -49,6 +51,13 @@ class Exported:
     constant: list[bool]
     target: str
     emulated: bool
+    calls: Calls = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "calls", calls_of(self.spec, self.arguments))
+
+    def __reduce__(self) -> tuple:
+        return Exported, tuple(getattr(self, a.name) for a in attrs.fields(Exported) if a.init)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         """`attention(q, k, v, self, **options)`; the backend is that of the kernels."""

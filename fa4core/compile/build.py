@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from fa4core.compile.linking import FUNCTION, linked
 from fa4core.compile.package import Package
 
 
-def build(kernel: Kernel) -> Package:
-    """Compile a kernel; needs the DSL, but neither a GPU nor a driver."""
+def build(kernel: Kernel, line_info: bool = False) -> Package:
+    """Compile a kernel; needs the DSL, but neither a GPU nor a driver.
+
+    line_info: keep source lines in the PTX and PTX lines in the machine code; the code is the same.
+    """
     import_dsl()
     from cutlass.cute.runtime import make_fake_stream
 
@@ -24,15 +28,19 @@ def build(kernel: Kernel) -> Package:
         from fa4core.emulator.host.rewrite import rewrite
 
         for_emulator = {"runtime": library.runtime_library(), "rewrite": rewrite}
-    compiled = cross_compile(
-        kernel.load(),
-        *map(_stand_in, kernel.arguments),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        kernel.spec,
-        target=kernel.target,
-        options="--enable-tvm-ffi",
-        **for_emulator,
-    )
+    with warnings.catch_warnings():
+        # The DSL takes the tuple of captured tensors well, and says that it may not.
+        warnings.filterwarnings("ignore", "Argument captured .* cannot be converted")
+        compiled = cross_compile(
+            kernel.load(),
+            *map(_stand_in, kernel.arguments),
+            make_fake_stream(use_tvm_ffi_env_stream=True),
+            kernel.spec,
+            target=kernel.target,
+            line_info=line_info,
+            options="--enable-tvm-ffi",
+            **for_emulator,
+        )
     with tempfile.TemporaryDirectory(prefix="fa4core-build-") as folder:
         path = Path(folder) / "host.o"
         exported: Any = compiled.function

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from fa4core.emulator.trace import Trace
+
 Dim3 = tuple[int, int, int]
 
 DETECTORS = frozenset({"uninitialised", "race", "bounds", "tmem", "barrier", "registers"})
@@ -87,6 +89,7 @@ class Statistics:
     bytes: Mapping[str, int]  # e.g. "global.read", "shared.write", "tmem.read", "tma.load"
     mma: Mapping[str, int]  # e.g. "tcgen05.f16.cg1.m128n128k16 SS" -> count
     timeline: tuple[Event, ...] = ()
+    trace: Trace | None = None
 
 
 class EmulatorError(RuntimeError):

@@ -11,6 +11,8 @@ import json
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from fa4core.compile.targets import resolve
 from fa4core.emulator import native
 from fa4core.emulator.launch import (
@@ -22,9 +24,10 @@ from fa4core.emulator.launch import (
     Report,
     Statistics,
 )
+from fa4core.emulator.trace import Trace, read_trace
 
 _FLAGS = {"uninitialised": 1, "race": 2, "bounds": 4, "tmem": 8, "barrier": 16, "registers": 32}
-_TIMELINE = 64
+_TIMELINE, _TRACE = 64, 128
 
 
 def detectors(detect: frozenset[str] | str) -> frozenset[str]:
@@ -46,10 +49,11 @@ class Machine:
         detect: frozenset[str] | str = "all",
         num_sms: int | None = None,
         timeline: bool = False,
+        trace: bool = False,
     ):
         self.target, self.seed, self.detect = target, seed, detectors(detect)
         self.num_sms = num_sms or resolve(target).num_sms
-        flags = sum(_FLAGS[name] for name in self.detect) + (_TIMELINE if timeline else 0)
+        flags = sum(_FLAGS[name] for name in self.detect) + _TIMELINE * timeline + _TRACE * trace
         self._core = native.library()
         self._handle = self._core.emu_create(target.encode(), seed, flags, self.num_sms)
 
@@ -128,7 +132,15 @@ class Machine:
             bytes=result["bytes"],
             mma=result["mma"],
             timeline=tuple(Event(*event) for event in result["timeline"]),
+            trace=self._trace(),
         )
+
+    def _trace(self) -> Trace | None:
+        count = ctypes.c_uint64()
+        words = self._core.emu_trace(self._handle, ctypes.byref(count))
+        if not count.value:
+            return None
+        return read_trace(np.ctypeslib.as_array(words, (count.value,)).copy())
 
 
 def _report(finding: dict[str, Any], kernel: str) -> Report:

@@ -1,9 +1,9 @@
-"""Builds the native core with the system's C++ compiler on first use, and loads it through ctypes.
+"""Builds a native core with the system's C++ compiler on first use, and loads it through ctypes.
 
 The library lies in the user's cache, named by the hash of its sources, the compiler and the
 flags; it is built elsewhere and renamed into place, so that processes that start together never
 see half of it.
-Who uses it: `fa4core.emulator.machine` only.
+Who uses it: `fa4core.emulator.machine`, and `fa4core.timing.replay` for a core of its own.
 """
 
 from __future__ import annotations
@@ -99,18 +99,18 @@ def _run(line: list[str]) -> None:
         )
 
 
-def build() -> Path:
-    """The path of the built library; builds it if this version is not in the cache."""
+def build(sources: Path = SOURCES) -> Path:
+    """The path of a built library; builds it if this version is not in the cache."""
     command = compiler()
-    library = cache_dir() / f"core-{_digest(command)}.so"
+    library = cache_dir() / f"core-{_digest(command, sources)}.so"
     if library.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         # From a copy: sources that change while they are compiled must not spoil the cache.
-        sources = Path(shutil.copytree(SOURCES, Path(folder) / "sources"))
-        library = cache_dir() / f"core-{_digest(command, sources)}.so"
-        os.replace(_compile(command, sources, Path(folder)), library)
+        copied = Path(shutil.copytree(sources, Path(folder) / "sources"))
+        library = cache_dir() / f"core-{_digest(command, copied)}.so"
+        os.replace(_compile(command, copied, Path(folder)), library)
     return library
 
 
@@ -128,6 +128,7 @@ def library() -> ctypes.CDLL:
             [pointer, text, u64, text, ctypes.POINTER(u32), u32, text, u64],
         ),
         "emu_result": (text, [pointer]),
+        "emu_trace": (ctypes.POINTER(ctypes.c_int32), [pointer, ctypes.POINTER(u64)]),
         "emu_params": (text, [pointer, text, u64, text]),
     }
     for name, (result, arguments) in signatures.items():

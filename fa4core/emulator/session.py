@@ -45,14 +45,20 @@ class Session:
     """What happened inside one `emulator` block."""
 
     def __init__(
-        self, target: Target, seed: int, detect: Any, num_sms: int, record: bool, timeline: bool
+        self,
+        target: Target,
+        seed: int,
+        detect: Any,
+        num_sms: int,
+        record: bool,
+        **notes: bool,
     ):
         self.target = target
         self.seed = seed
         self.num_sms = num_sms
         self._detect = detect
         self._record = record
-        self._timeline = timeline
+        self._notes = notes  # what else a machine writes down
         self.machine = self._new_machine(seed)
         self.memory = Memory(self.machine, keep=record)
         self._launches: list[Launch] = []
@@ -62,7 +68,7 @@ class Session:
         self._finish: Callable[[], None] = lambda: None  # raises what went wrong in a launch
 
     def _new_machine(self, seed: int) -> Machine:
-        return Machine(self.target.name, seed, self._detect, self.num_sms, timeline=self._timeline)
+        return Machine(self.target.name, seed, self._detect, self.num_sms, **self._notes)
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -131,6 +137,7 @@ def emulator(
     record: bool = True,
     line_info: bool = False,
     timeline: bool = False,
+    trace: bool = False,
 ) -> Iterator[Session]:
     """Run CuTe DSL kernels on the CPU inside the block.
 
@@ -139,7 +146,7 @@ def emulator(
     "none" or names out of `fa4core.emulator.launch.DETECTORS`. num_sms: what kernels are told,
     default the target's; a small number makes persistent kernels loop. record: keep what
     `Session.replay` needs. line_info: compile with source lines, so that reports name them.
-    timeline: fill `Statistics.timeline`.
+    timeline: fill `Statistics.timeline`. trace: fill `Statistics.trace`.
 
     Raises `EmulatorError` from the call of the compiled function when a detector fires.
     """
@@ -149,7 +156,7 @@ def emulator(
     chosen = resolve(target)
     sms = num_sms or chosen.num_sms
     detectors = detect if isinstance(detect, str) else frozenset(detect)
-    session = Session(chosen, seed, detectors, sms, record, timeline)
+    session = Session(chosen, seed, detectors, sms, record, timeline=timeline, trace=trace)
     listener = calls.Listener(session._launch, session.machine.parameters)
 
     def finish() -> None:

@@ -37,20 +37,34 @@ def draw(statistics: Statistics, cta: int = 0) -> Figure:
     """
     if not statistics.timeline:
         raise ValueError("there is no timeline: open the emulator with timeline=True")
+    title = f"{statistics.name}, CTA {cta}, seed {statistics.seed}"
+    return draw_events(statistics.timeline, cta, title, "scheduler step")
+
+
+def draw_events(
+    events: tuple[Event, ...],
+    cta: int,
+    title: str,
+    unit: str,
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """The same for any events; `unit` is what their times count, `limits` what is shown of it."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    rows = lanes(statistics.timeline, cta)
+    rows = lanes(events, cta)
     figure = Figure(figsize=(12, 0.4 * len(rows) + 1.5), layout="constrained")
     axes = figure.add_subplot()
-    for height, events in enumerate(rows.values()):
-        for event in events:
+    for height, row in enumerate(rows.values()):
+        for event in row:
             span = [(event.start, max(event.stop - event.start, 1))]
             axes.broken_barh(span, (height - 0.4, 0.8), facecolors=COLOURS[event.kind])
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
-    axes.set_xlabel("scheduler step")
-    axes.set_title(f"{statistics.name}, CTA {cta}, seed {statistics.seed}")
+    axes.set_xlabel(unit)
+    axes.set_title(title)
+    if limits is not None:
+        axes.set_xlim(*limits)
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure

@@ -148,7 +148,7 @@ def measure(device: str) -> None:
         "three results allocated on the GPU": lambda: [
             torch.empty(s, dtype=torch.float32, device=device) for s in (512, 16, 16)
         ],
-        "key": lambda: recall.key_of(*given, made, recall.PADDED, 0.5, "sm100"),
+        "key": lambda: recall.key_of(*given, recall.PADDED, 0.5, "sm100"),
         "is a graph captured?": torch.cuda.is_current_stream_capturing,
     }
     for name, call in calls.items():

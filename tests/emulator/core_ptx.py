@@ -52,9 +52,10 @@ def run(
     detect: frozenset[str] | str = "all",
     fresh: tuple[int, ...] = (),
     timeline: bool = False,
+    trace: bool = False,
 ) -> Statistics:
     """Runs the kernel; `fresh` numbers the arrays whose contents count as unwritten."""
-    machine = Machine(seed=seed, detect=detect, timeline=timeline)
+    machine = Machine(seed=seed, detect=detect, timeline=timeline, trace=trace)
     for i, a in enumerate(arrays):
         machine.register(Allocation(a.ctypes.data, a.nbytes, f"a{i}", initialised=i not in fresh))
     params = tuple(a.ctypes.data.to_bytes(8, "little") for a in arrays)

@@ -13,7 +13,9 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from fa4core import Variant, attention, ops, recall
+from fa4core import Variant, attention, kept, ops
+from fa4core.emulator.session import emulator
+from fa4core.recorded import Recorded
 from primitives import mask, parameter, score, sequence
 
 
@@ -28,7 +30,9 @@ def qkv(rows: int = 40, heads: int = 2) -> list[torch.Tensor]:
 
 @pytest.fixture
 def planned(monkeypatch) -> list[str]:
-    """One entry for each call that was planned."""
+    """One entry for each call that was planned; none are known from before."""
+    for known in list(kept._known.values()):
+        known.clear()
     seen: list[str] = []
     original = ops.plan_call
 
@@ -158,31 +162,104 @@ def test_prepared_calls_die_with_their_variant():
     slopes = torch.tensor([0.1, 0.2])
     variant = Variant(score=score.alibi(slopes))
     check(variant, qkv())
-    kept = weakref.ref(next(iter(recall._kept[variant].values())))
-    count = len(recall._kept)
+    call = weakref.ref(next(iter(variant.calls.values())))
+    count = len(kept._known)
     del variant
     gc.collect()
-    assert len(recall._kept) == count - 1 and kept() is None
+    assert len(kept._known) == count - 1 and call() is None
 
 
 def test_so_many_calls_of_a_variant_are_kept(monkeypatch):
-    monkeypatch.setattr(recall, "MOST", 2)
+    monkeypatch.setattr(kept, "MOST", 2)
     variant = Variant(mask=mask.causal())
     for rows in (38, 39, 40):
         check(variant, qkv(rows))
-    assert [key[0][1] for key in recall._kept[variant]] == [39, 40]
+    assert [key[0][1] for key in variant.calls][-2:] == [39, 40] and len(variant.calls) == 2
 
 
-def test_gradients_take_the_long_way():
+def test_calls_with_gradients_are_planned_once(planned):
     variant, tensors = Variant(), qkv()
     check(variant, tensors)
-    q = tensors[0].requires_grad_()
-    assert attention(*tensors, variant, backend="emulator").grad_fn is not None
+    for _ in range(2):
+        q = tensors[0].detach().requires_grad_()
+        assert attention(q, *tensors[1:], variant, backend="emulator").grad_fn is not None
     with torch.no_grad():
-        assert attention(*tensors, variant, backend="emulator").grad_fn is None
+        assert attention(q, *tensors[1:], variant, backend="emulator").grad_fn is None
+    assert calls(planned) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_of_a_recorded_call_are_the_operators(packed):
+    """The output is the kernel's; the backward pass is told to run on the reference."""
     slopes = torch.nn.Parameter(torch.tensor([0.1, 0.2]))
-    learned = Variant(score=score.alibi(slopes))
-    plain = [q.detach(), *tensors[1:]]
+    variant = Variant(mask=mask.causal(), score=score.alibi(slopes))
+    tensors, layout = qkv(), None
+    if packed:
+        tensors = [t[0] for t in tensors]
+        layout = sequence.varlen(torch.tensor([0, 10, 40], dtype=torch.int32))
+    wanted = [t.requires_grad_() for t in tensors] + [slopes]
+    check(variant, tensors, layout)
+    (prepared,) = (call.prepared for call in variant.calls.values())
+    fields = (None,) * 7 if layout is None else tuple(vars(layout)[n] for n in LAYOUT)
+    options = (*fields, variant.spec, None, "reference")
+    out, lse, row_max = Recorded.apply(prepared, False, options, *tensors, *variant.arguments)
+    assert row_max is None
+    found = torch.autograd.grad(out.float().sin().sum() + lse.sin().sum(), wanted)
+    out, lse = attention(*tensors, variant, layout=layout, backend="reference", return_lse=True)
+    expected = torch.autograd.grad(out.float().sin().sum() + lse.sin().sum(), wanted)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=0.02, rtol=0.02)
+
+
+LAYOUT = (
+    "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "max_seqlen_q",
+    "max_seqlen_k",
+)  # fmt: skip
+
+
+def test_the_operator_finds_prepared_calls(planned):
+    window = parameter(5)
+    variant = Variant(mask=mask.define(lambda b, h, q, k: (q - k < window) & (k <= q)))
+    cu = torch.tensor([0, 10, 40], dtype=torch.int32)
+    tensors, layout = [t[0] for t in qkv()], sequence.varlen(cu)
+    compiled = torch.compile(
+        lambda *t: attention(*t, variant, layout=layout, backend="emulator"),
+        backend="aot_eager", fullgraph=True,
+    )  # fmt: skip
+    first = compiled(*tensors)
+    assert torch.equal(compiled(*tensors), first)
+    assert torch.equal(check(variant, tensors, layout), first)
+    assert calls(planned) == 1
+    window.fill_(20)
+    assert not torch.equal(compiled(*tensors), first)
+    assert torch.equal(compiled(*tensors), check(variant, tensors, layout))
+    assert calls(planned) == 2
+
+
+def test_equal_variants_of_the_same_tensors_share_their_calls(planned):
+    slopes = torch.tensor([0.1, 0.2])
+    one, other = (Variant(score=score.alibi(slopes)) for _ in range(2))
+    first = check(one, qkv())
+    assert torch.equal(check(other, qkv()), first)
+    del one
+    gc.collect()
+    assert torch.equal(check(other, qkv()), first)
+    assert calls(planned) == 1
+    check(Variant(score=score.alibi(slopes.clone())), qkv())
+    assert calls(planned) == 2
+
+
+def test_calls_are_planned_for_the_sms_of_the_open_session(planned):
+    variant = Variant(mask=mask.causal())
+    for sms in (1, 2, 1):
+        with emulator(target="sm100", num_sms=sms):
+            check(variant, qkv())
+    assert calls(planned) == 2
+
+
+def test_captured_parameters_are_recorded():
+    slopes = torch.nn.Parameter(torch.tensor([0.1, 0.2]))
+    learned, plain = Variant(score=score.alibi(slopes)), qkv()
     with torch.no_grad():
         check(learned, plain)
     assert attention(*plain, learned, backend="emulator").grad_fn is not None

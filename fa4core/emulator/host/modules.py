@@ -26,6 +26,14 @@ def know(cubin: bytes, ptx: str) -> None:
     _BY_CUBIN[cubin] = ptx
 
 
+def cubin_of(ptx: str) -> bytes:
+    """The machine code that was made from a PTX."""
+    for cubin, known in _BY_CUBIN.items():
+        if known == ptx:
+            return cubin
+    raise KeyError("this PTX was not compiled while the emulator listened")
+
+
 def ptx_of(image: int) -> str:
     """PTX of the fat binary at an address."""
     header = ctypes.string_at(image, 16)

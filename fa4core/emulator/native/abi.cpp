@@ -11,6 +11,7 @@ namespace {
 struct Handle {
   Machine m;
   std::string result;
+  std::vector<i32> trace;
 };
 
 std::string quoted(std::string_view s) {
@@ -69,7 +70,8 @@ void write_result(Handle& h, double seconds) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// flags: 1 uninitialised, 2 race, 4 bounds, 8 tmem, 16 barrier, 32 registers, 64 timeline
+// flags: 1 uninitialised, 2 race, 4 bounds, 8 tmem, 16 barrier, 32 registers, 64 timeline,
+// 128 trace
 void* emu_create(const char* target, u64 seed, u32 flags, u32 num_sms) {
   auto* h = new Handle;
   Machine& m = h->m;
@@ -77,6 +79,7 @@ void* emu_create(const char* target, u64 seed, u32 flags, u32 num_sms) {
   m.seed = seed;
   m.uninitialised = flags & 1, m.race = flags & 2, m.bounds = flags & 4, m.tensor_rules = flags & 8;
   m.barrier_rules = flags & 16, m.register_rules = flags & 32, m.timeline = flags & 64;
+  m.tracing = flags & 128;
   m.num_sms = num_sms;
   return h;
 }
@@ -146,6 +149,19 @@ int emu_launch(void* p, const char* ptx, u64 ptx_bytes, const char* kernel, cons
   double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   write_result(*h, s);
   return m.findings.empty() ? 0 : 1;
+}
+
+// The trace of the last launch, as Tracer::serialised has it; its length in `count`, 0 without one.
+const i32* emu_trace(void* p, u64* count) {
+  auto* h = (Handle*)p;
+  h->trace.clear();
+  if (h->m.trace) {
+    std::vector<i32> lines;
+    for (auto& st : h->m.program->entry->code) lines.push_back(st.line);
+    h->trace = h->m.trace->serialised(lines);
+  }
+  *count = h->trace.size();
+  return h->trace.data();
 }
 
 const char* emu_result(void* p) { return ((Handle*)p)->result.c_str(); }

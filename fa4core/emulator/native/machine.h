@@ -14,6 +14,7 @@
 
 #include "program.h"
 #include "shadow.h"
+#include "trace.h"
 
 namespace emu {
 
@@ -293,7 +294,7 @@ struct Machine {
   std::string target;
   u64 seed = 0;
   bool uninitialised = true, race = true, bounds = true, tensor_rules = true, barrier_rules = true,
-       register_rules = true, timeline = false;
+       register_rules = true, timeline = false, tracing = false;
   u32 num_sms = 148;
   enum Policy { Mixed, Eager, Late } policy = Mixed;  // of asynchronous work, by seed
   int slice = 0;                                      // how long a warp runs at a stretch, by seed
@@ -314,6 +315,7 @@ struct Machine {
   std::vector<Finding> findings;
   std::set<std::pair<std::string, int>> seen;
   Stats stats;
+  std::unique_ptr<Tracer> trace;  // null unless tracing
   u64 time = 0;
   u64 flights = 0;   // asynchronous operations not complete
   u64 progress = 0;  // rises whenever anything others could see changes

@@ -84,6 +84,7 @@ void atomic(Warp& w, const Ins& i, Mask m) {
   u32 eb = (u32)type_bits(t) / 8, count = (u32)i.x->n[2];
   bool has_result = !i.x->regs.empty();
   k.progress++;
+  if (k.trace) k.trace->access(w, a, eb * count, m, true, true);
   FOR_LANES (l, m) {
     if (a[l] % (eb * count))
       k.fatal("bounds", format("atomic at 0x%llx is not aligned to %u bytes",
@@ -190,6 +191,9 @@ void st_async(Warp& w, const Ins& i, Mask m) {
     if (f->to % f->bytes)
       k.fatal("bounds", format("st.async to shared offset %u is not aligned", f->to & OFFSET_MASK));
     k.stats.traffic[BULK_SHARED] += f->bytes;
+    if (k.trace)
+      k.trace->event(w, Traced::BulkLoad, (i32)(f->bar >> RANK_SHIFT), (i32)(f->bar & OFFSET_MASK),
+                     (i32)f->bytes, (i32)(f->to >> RANK_SHIFT), 1);
     k.add_flight(*w.cluster, f);
   }
 }

@@ -60,6 +60,8 @@ void init(Warp& w, const Ins& i, Mask m) {
       b->released = nullptr;
     }
     k.progress++;
+    if (k.trace)
+      k.trace->event(w, Traced::MbarrierInit, (i32)t->rank, (i32)off, (i32)count);
     if (k.uninitialised) t->shared_shadow.mark(off, 8);
   }
 }
@@ -105,6 +107,8 @@ void arrive(Warp& w, const Ins& i, Mask m) {
       k.fatal("barrier",
               format("mbarrier at shared offset %u: expect_tx raises the transaction count to %lld",
                      b.address, (long long)b.tx));
+    if (k.trace)
+      k.trace->event(w, Traced::MbarrierArrive, (i32)b.rank, (i32)b.address, (i32)count, (i32)tx);
     if (i.n == DROP) b.count -= count;
     k.arrive(b, *t.cta, count, "mbarrier.arrive");
   }
@@ -114,6 +118,9 @@ void transactions(Warp& w, const Ins& i, Mask m) {
   FOR_LANES (l, m) {
     auto t = target(w, i, l);
     i64 bytes = w.r(i.a[2])[l];
+    if (Tracer* trace = w.machine->trace.get())
+      trace->event(w, Traced::MbarrierBytes, (i32)t.cta->rank, (i32)t.offset, 0,
+                   (i32)(i.n == EXPECT_TX ? bytes : -bytes));
     w.machine->complete_tx(*t.bar, *t.cta, i.n == EXPECT_TX ? -bytes : bytes);
   }
 }
@@ -122,11 +129,13 @@ void wait(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   std::vector<Warp::Owed> fresh;
   Mask passed = 0;
+  i32 parity = 0;
   Mbarrier *failed = nullptr, *seen = nullptr;
   FOR_LANES (l, m) {
     auto t = target(w, i, l);
     Mbarrier& b = *t.bar;
     u32 v = w.r(i.a[2])[l];
+    parity = (i32)(v & 1);
     bool done = i.x->n[2] ? (b.phase & 1) != (v & 1) : b.phase != v;
     if (done) {
       passed |= 1u << l;
@@ -136,6 +145,7 @@ void wait(Warp& w, const Ins& i, Mask m) {
     }
     failed = &b;
   }
+  Mbarrier* seen_or_failed = failed ? failed : seen;
   std::erase_if(w.owed, [&](auto& o) { return o.pred == i.a[0]; });
   bool peek = k.policy != Machine::Late && k.random.below(4) == 0;  // it may return at once as well
   if (failed && i.n == TRY && !w.timed_out && !peek) {
@@ -144,6 +154,9 @@ void wait(Warp& w, const Ins& i, Mask m) {
     w.block(Wait::Mbarrier);
     return;
   }
+  if (k.trace && seen_or_failed)
+    k.trace->event(w, Traced::MbarrierWait, (i32)seen_or_failed->rank,
+                   (i32)seen_or_failed->address, parity, !failed);
   w.owed.insert(w.owed.end(), fresh.begin(), fresh.end());
   if (i.n == TRY) w.timed_out = false;
   Mask& p = w.preds[i.a[0]];
@@ -243,6 +256,9 @@ void named(Warp& w, const Ins& i, Mask m) {
     b.ones += (u32)popcount(v);
     b.voters += (u32)popcount(m);
   }
+  if (k.trace)
+    k.trace->event(w, i.n == 1 ? Traced::BarrierArrive : Traced::BarrierSync, (i32)id, 0,
+                   (i32)threads);
   w.release(b.gathered);
   w.barrier_generation = b.generation;
   k.progress++;
@@ -275,6 +291,7 @@ void decode_bar(Decoder& d) {
         Machine& k = *w.machine;
         if (w.cluster_target && k.barrier_rules)
           k.fatal("barrier", "barrier.cluster.arrive twice without a wait");
+        if (k.trace) k.trace->event(w, Traced::ClusterArrive);
         w.cluster_target = c.cluster_generation + 1;
         if (c.cluster_gathered.empty()) c.cluster_gathered.assign(k.race ? c.components : 0, 0);
         if (!i.n) w.release(c.cluster_gathered);
@@ -295,6 +312,7 @@ void decode_bar(Decoder& d) {
           return;
         }
         w.cluster_target = 0;
+        if (w.machine->trace) w.machine->trace->event(w, Traced::ClusterWait);
         w.acquire(w.cluster->cluster_released);
       };
     else d.unknown();

@@ -228,6 +228,9 @@ void bulk_load(Warp& w, const Ins& i, Mask m) {
       k.shared(w, c << RANK_SHIFT | f->to, f->bytes, "bulk copy write");
       k.barrier(&w, *f->bar_cta, f->bar, (int)w.at);
       k.stats.traffic[x[4] == LOAD ? TMA_LOAD : BULK_SHARED] += f->bytes;
+      if (k.trace)
+        k.trace->event(w, Traced::BulkLoad, (i32)bar_rank, (i32)f->bar, (i32)f->bytes, (i32)c,
+                       x[4] != LOAD);
       k.add_flight(*w.cluster, f);
     }
   }
@@ -264,6 +267,7 @@ void bulk_store(Warp& w, const Ins& i, Mask m) {
          format("bulk copy from shared offset %u, not aligned to %u bytes", f->from, align));
     k.shared(w, from, f->bytes, "bulk copy read");
     k.stats.traffic[f->op < 0 ? TMA_STORE : TMA_REDUCE] += f->bytes;
+    if (k.trace) k.trace->event(w, Traced::BulkStore, 0, 0, (i32)f->bytes, f->op >= 0);
     w.bulk[l].open.push_back(f);
     k.add_flight(*w.cluster, f);
   }
@@ -271,6 +275,7 @@ void bulk_store(Warp& w, const Ins& i, Mask m) {
 
 void bulk_commit(Warp& w, const Ins&, Mask m) {
   w.bulk_number++;
+  if (w.machine->trace) w.machine->trace->event(w, Traced::BulkCommit);
   FOR_LANES (l, m) {
     Groups& g = w.bulk[l];
     g.closed.push_back({w.bulk_number, std::move(g.open)});
@@ -280,6 +285,7 @@ void bulk_commit(Warp& w, const Ins&, Mask m) {
 
 void bulk_wait(Warp& w, const Ins& i, Mask m) {  // n: groups that may stay; bytes: .read
   Machine& k = *w.machine;
+  if (k.trace) k.trace->event(w, Traced::BulkWait, i.n, 0, 0, i.bytes);
   u32 known = 0;
   FOR_LANES (l, m) {
     Groups& g = w.bulk[l];
@@ -352,6 +358,8 @@ void copy_arrive(Warp& w, const Ins& i, Mask m) {
         if (f->before.empty() || f->before.back() != op) f->before.push_back(op);
       w.copies[l] = {};
     }
+    if (k.trace)
+      k.trace->event(w, Traced::CopyArrive, (i32)f->cta->rank, (i32)f->bar, (i32)f->lanes, i.n);
     k.add_flight(*w.cluster, f);
   }
 }

@@ -71,6 +71,13 @@ void try_cancel(Warp& w, const Ins& i, Mask m) {
     f->multicast = i.n;
     f->shot = shoot(w);
     k.shared(w, f->to, 16, "clusterlaunchcontrol.try_cancel");
+    if (k.trace) {
+      u32 ranks = f->multicast ? (u32)w.cluster->ctas.size() : 1;
+      for (u32 n = 0; n < ranks; n++) {
+        u32 rank = f->multicast ? n : f->bar >> RANK_SHIFT;
+        k.trace->event(w, Traced::WorkId, (i32)rank, (i32)(f->bar & OFFSET_MASK), 16, (i32)rank);
+      }
+    }
     k.add_flight(*w.cluster, f);
   }
 }

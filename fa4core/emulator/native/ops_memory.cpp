@@ -63,6 +63,7 @@ void load(Warp& w, const Ins& i, Mask m) {
   bool wide = i.x->n[2] == 64, strong = i.n & 32;
   const u8* from[LANES];  // bounds are checked before anything else
   FOR_LANES (l, m) check_aligned(w, a[l], bytes), from[l] = k.generic(w, a[l], bytes, false, l);
+  if (k.trace) k.trace->access(w, a, bytes, m, false, false);
   track(w, a, bytes, m, false, strong ? ATOMIC : 0);
   FOR_LANES (l, m) {
     const u8* p = from[l];
@@ -115,6 +116,7 @@ void store_mem(Warp& w, const Ins& i, Mask m) {
     p[l] = k.generic(w, a[l], bytes, true, l);
     if (strong) publish(w, a[l], i.n & 64);
   }
+  if (k.trace) k.trace->access(w, a, eb * count, m, true, false);
   Mask silent = 0;  // lanes that write what is there already
   if (k.race && !strong)
     FOR_LANES (l, m)
@@ -203,6 +205,19 @@ struct Copy : Flight {
   std::string describe() const override { return "cp.async"; }
 };
 
+void trace_copy(Machine& k, const Warp& w, const std::vector<Copy::Piece>& pieces) {
+  u64 from[LANES], to[LANES];
+  Mask read = 0, written = 0;
+  u32 bytes = 0;
+  for (size_t l = 0; l < pieces.size(); l++) {
+    from[l] = pieces[l].from, to[l] = pieces[l].to, bytes = pieces[l].bytes;
+    written |= 1u << l;
+    if (pieces[l].source) read |= 1u << l;
+  }
+  k.trace->event(w, Traced::CopyAsync, 0, 0, (i32)(bytes * pieces.size()),
+                 sectors(from, bytes, read), wavefronts(to, bytes, written));
+}
+
 void cp_async(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   auto f = std::make_shared<Copy>();
@@ -226,12 +241,14 @@ void cp_async(Warp& w, const Ins& i, Mask m) {
     f->pieces.push_back({from, to, bytes, source});
     k.stats.traffic[COPY_ASYNC] += bytes;
   }
+  if (k.trace) trace_copy(k, w, f->pieces);
   FOR_LANES (l, m) w.copies[l].open.push_back(f);
   k.add_flight(*w.cluster, f);
 }
 
 void cp_async_commit(Warp& w, const Ins&, Mask m) {
   w.copy_number++;
+  if (w.machine->trace) w.machine->trace->event(w, Traced::CopyCommit);
   FOR_LANES (l, m) {
     Groups& g = w.copies[l];
     g.closed.push_back({w.copy_number, std::move(g.open)});
@@ -241,6 +258,7 @@ void cp_async_commit(Warp& w, const Ins&, Mask m) {
 
 void cp_async_wait(Warp& w, const Ins& i, Mask m) {  // n: groups that may stay open; -1: wait_all
   u32 known = 0;
+  if (w.machine->trace) w.machine->trace->event(w, Traced::CopyWait, i.n < 0 ? 0 : i.n);
   FOR_LANES (l, m) {
     Groups& g = w.copies[l];
     while ((int)g.closed.size() > std::max(i.n, 0)) {

@@ -178,6 +178,8 @@ void ld(Warp& w, const Ins& i, Mask m) {
   Machine& k = *w.machine;
   Access_ a = access_of(w, i, m, "tcgen05.ld");
   k.stats.traffic[TMEM_READ] += (u64)a.lanes * a.columns * 4;
+  if (k.trace)
+    k.trace->event(w, Traced::TmemLoad, (i32)a.lanes, (i32)a.columns, 0, 0, (i32)a.column);
   u32 number = ++w.load_number;
   int pc = (int)w.at;
   FlightShot shot = shoot(w);
@@ -242,6 +244,9 @@ void st(Warp& w, const Ins& i, Mask m) {
   auto f = std::make_shared<Store>();
   f->k = &k, f->warp = &w, f->pc = (int)w.at;
   f->a = access_of(w, i, m, "tcgen05.st");
+  if (k.trace)
+    k.trace->event(w, Traced::TmemStore, (i32)f->a.lanes, (i32)f->a.columns, 0, 0,
+                   (i32)f->a.column);
   f->shot = shoot(w);
   f->number = ++w.store_number;
   f->before = w.last_store;
@@ -254,8 +259,12 @@ void st(Warp& w, const Ins& i, Mask m) {
   k.add_flight(*w.cluster, f);
 }
 
-void wait_ld(Warp& w, const Ins&, Mask) { w.finish_loads(); }
+void wait_ld(Warp& w, const Ins&, Mask) {
+  if (w.machine->trace) w.machine->trace->event(w, Traced::TmemWait);
+  w.finish_loads();
+}
 void wait_st(Warp& w, const Ins&, Mask) {
+  if (w.machine->trace) w.machine->trace->event(w, Traced::TmemWait, 1);
   for (auto& f : w.stores) w.machine->force(*f, 2);
   w.stores.clear();
   if (w.machine->race) {

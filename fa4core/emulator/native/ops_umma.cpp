@@ -344,6 +344,12 @@ u64 wide(Warp& w, u32 plane, u32 lane) {
   return (u64)w.r(plane + 1)[lane] << 32 | w.r(plane)[lane];
 }
 
+i32 flags_of(const TensorOp& o) {
+  return (o.group == 2 ? MmaFlags::PAIR : 0) | (o.a_in_tmem ? MmaFlags::A_IN_TMEM : 0) |
+         (o.accumulate ? MmaFlags::ACCUMULATES : 0) | (o.mma_kind == K_TF32 ? MmaFlags::TF32 : 0) |
+         (o.mma_kind == K_F8 ? MmaFlags::F8 : 0);
+}
+
 // a[0] D, a[1] A (TMEM or descriptor), a[2] B, a[3] idesc, a[4] enable-d predicate; n: group | kind
 // << 4 | A in TMEM << 8 | enable negated << 9 | scale-d << 10; x->regs: disabled lanes
 void mma(Warp& w, const Ins& i, Mask m) {
@@ -368,7 +374,9 @@ void mma(Warp& w, const Ins& i, Mask m) {
     }
     if (o.group == 2 && w.cluster->ctas.size() % 2)
       w.machine->fatal("tmem", "cta_group::2 in a cluster of odd size");
-    format_of(o);
+    Format f = format_of(o);
+    if (Tracer* trace = w.machine->trace.get())
+      trace->event(w, Traced::Mma, f.m, f.n, f.ks, flags_of(o), (i32)(o.d & 0xffff));
     issue(w, std::move(o));
   }
 }
@@ -411,6 +419,8 @@ void commit(Warp& w, const Ins& i, Mask m) {  // a[1] barrier, a[2] mask or NONE
     if (o.mask >> w.cluster->ctas.size())
       w.machine->fatal("bounds", format("tcgen05.commit to CTAs 0x%x of a cluster of %zu", o.mask,
                                         w.cluster->ctas.size()));
+    if (Tracer* trace = w.machine->trace.get())
+      trace->event(w, Traced::Commit, (i32)o.mask, (i32)o.bar);
     issue(w, std::move(o));
   }
 }
@@ -425,6 +435,8 @@ void copy(Warp& w, const Ins& i, Mask m) {
     o.group = i.n >> 24, o.shape = i.n & 0xffffff;
     o.d = w.r(i.a[1])[l] + (u32)i.offset;
     o.a = wide(w, i.a[2], l);
+    if (Tracer* trace = w.machine->trace.get())
+      trace->event(w, Traced::TensorCopy, o.shape & 255, o.shape >> 8 & 255);
     issue(w, std::move(o));
   }
 }

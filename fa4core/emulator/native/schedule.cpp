@@ -283,7 +283,10 @@ void Machine::finish_cluster(size_t i) {
   Cluster& c = *resident[i];
   for (auto& f : c.flight) force(*f, 2);
   check_leftovers(c);
-  for (auto& w : c.warps) register_files.push_back(w->file);
+  for (auto& w : c.warps) {
+    register_files.push_back(w->file);
+    if (trace) trace->finish(*w);
+  }
   resident.erase(resident.begin() + (long)i);
 }
 
@@ -427,6 +430,7 @@ void Machine::launch(const std::string& ptx, const std::string& kernel, const La
   findings.clear();
   seen.clear();
   stats = Stats{};
+  trace = tracing ? std::make_unique<Tracer>() : nullptr;
   u32 nw = (product(li.block) + LANES - 1) / LANES;
   stats.executed.assign(nw, std::vector<u64>(program->code.size(), 0));
   time = progress = flights = 0;

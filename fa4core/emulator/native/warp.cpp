@@ -16,6 +16,7 @@ std::string Warp::name() const {
 
 void Warp::run(u32 slice) {
   const Ins* code = program->code.data();
+  Tracer* trace = machine->trace.get();
   u64* counts = machine->stats.executed[(size_t)index].data();
   while (slice--) {
     if (!groups.empty() && !regroup()) return;
@@ -25,6 +26,7 @@ void Warp::run(u32 slice) {
     if (i.guard >= 0) m &= i.guard_negate ? ~preds[(u32)i.guard] : preds[(u32)i.guard];
     counts[pc]++;
     machine->time++;
+    if (trace) trace->step(*this, pc);
     if (!loads.empty()) finish_loads_of(program->uses[pc]);
     if (!owed.empty()) settle(program->tests[pc]);
     for (u32 p : program->writes[pc]) unfenced[p] = 1;
@@ -34,6 +36,7 @@ void Warp::run(u32 slice) {
     yield = false;
     if (wait == Wait::Done) return;
     counts[at]--;
+    if (trace) trace->undo(*this);
     if (groups.empty()) return;
     groups.push_back({pc, active, wait});  // let another group run
     wait = Wait::None;

@@ -1,0 +1,82 @@
+"""`python -m fa4core time VARIANT ...`: modelled time of a forward kernel, and of a peer's beside.
+
+Compiles here and runs small problems in the emulator; no GPU is needed, and nothing is measured.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from fa4core import console
+from fa4core.cli_variant import REFUSALS, SETTINGS, requested, takes_problem
+from fa4core.compile.tools import ToolMissing
+
+
+@click.command(context_settings=SETTINGS, short_help="Modelled time of a variant's kernel.")
+@takes_problem
+@click.option("--target", type=click.Choice(["sm100", "sm103"]), default="sm100")
+@click.option("--peer", type=click.Choice(["fa4"]), help="Model FlashAttention-4's kernel, too.")
+@click.option("--only", type=click.Choice(["ours", "fa4"]), help="Model one kernel, whichever.")
+@click.option("--clock", type=click.FloatRange(min=0.1), help="GHz; the target's if left out.")
+@click.option("--seeds", type=click.IntRange(1), default=6, show_default=True)
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw who worked when into a file.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write it.")
+def time(
+    target: str,
+    peer: str | None,
+    only: str | None,
+    clock: float | None,
+    seeds: int,
+    plot: str | None,
+    path: Path | None,
+    **asked: Any,
+) -> None:
+    """Model how long VARIANT's forward kernel takes on a GPU that is not here.
+
+    The compiled machine code of a few key blocks is replayed cycle by cycle: schedulers, pipes,
+    tensor core, shared memory, bulk copies, barriers. Every figure is modelled; the documentation
+    says how far off published ones were. VARIANT and the options of its own are as for `explain`.
+    """
+    from fa4core.timing import subject
+    from fa4core.timing.match import NoMatch
+    from fa4core.timing.problem import model
+    from fa4core.timing.show import renderables
+
+    makers = {"ours": subject.ours, "fa4": subject.fa4}
+    names = [only] if only else ["ours", *([peer] if peer else [])]
+    try:
+        variant, problem = requested(**asked)
+        kernels = [
+            model(makers[name](variant, problem, target), variant, problem, target, clock, seeds)
+            for name in names
+        ]
+    except (*REFUSALS, ToolMissing, NoMatch) as error:
+        raise click.ClickException(str(error)) from error
+    console.show(*renderables(kernels))
+    if plot is not None:
+        from fa4core.timing.plot import draw
+
+        draw(kernels[0], target).savefig(plot)
+        click.echo(f"drawn: {plot}")
+    if path is not None:
+        path.write_text(json.dumps([_as_json(k) for k in kernels], indent=1) + "\n")
+
+
+def _as_json(kernel: Any) -> dict[str, Any]:
+    from fa4core.timing.roles import roles_of
+
+    spreads = ("block_cycles", "tile_cycles", "setup_cycles", "seconds", "tflops")
+    return {
+        "kernel": kernel.title,
+        "modelled": True,
+        "rows": kernel.rows,
+        "ctas": kernel.ctas,
+        "clock_ghz": kernel.clock_ghz,
+        "busy_cycles_of_a_block": kernel.busy,
+        "roles": [attrs.asdict(r) for r in roles_of(kernel.program, kernel.many)],
+    } | {name: list(getattr(kernel, name).values) for name in spreads}

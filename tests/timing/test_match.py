@@ -1,0 +1,93 @@
+"""Ways through machine code, found for kernels that have nothing to do with attention."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "emulator"))
+
+from kernels.case import compiled, view
+from suite import BY_NAME
+
+from fa4core.compile.sass_control import disassemble_with_control
+from fa4core.compile.tools import ToolMissing, find_tool
+from fa4core.emulator.host import modules
+from fa4core.emulator.session import emulator
+from fa4core.emulator.trace import Kind
+from fa4core.plan.target import SM100
+from fa4core.timing.match import Graph, NoMatch, match
+from fa4core.timing.parameters import Parameters
+from fa4core.timing.replay import Program, program_of, replay
+
+try:
+    find_tool("nvdisasm")
+except ToolMissing as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+NAMES = ["gemm bf16", "gemm bf16 two tiles", "gemm pair m256", "gemm pair split k"]
+
+
+def emulated(name: str, seed: int):
+    """Trace and machine code of a case, and CTAs of a cluster."""
+    case = BY_NAME[name]
+    function = compiled(case)
+    with emulator("sm100", seed=seed, detect="none", record=False, trace=True) as session:
+        function(*map(view, (*case.inputs(), *case.outputs())))
+    launch, trace = session.launches[-1], session.statistics[-1].trace
+    (code,) = [
+        found
+        for found in disassemble_with_control(modules.cubin_of(launch.ptx))
+        if found[0].kernel == launch.kernel
+    ]
+    return trace, Graph(*code, launch.ptx), launch.cluster[0]
+
+
+def indices(program: Program) -> list[list[int]]:
+    return [[s.index for s in steps] for _, _, steps in program.warps]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operation_is_found_in_the_machine_code(name):
+    trace, graph, ctas = emulated(name, seed=3)
+    program = program_of(graph, trace, 0, ctas)
+    for (cta, warp, steps), traced in zip(
+        program.warps, sorted(trace.warps, key=lambda w: (w.cta, w.warp)), strict=False
+    ):
+        assert (traced.cta, traced.warp) == (cta, warp)
+        events = [e for s in steps for e in s.events]
+        wanted = [e for e in traced.events.tolist() if e[2] in (Kind.MMA, Kind.COMMIT)]
+        assert [list(e) for e in events if e[2] in (Kind.MMA, Kind.COMMIT)] == wanted
+        for kind in (Kind.BULK_LOAD, Kind.TMEM_LOAD, Kind.MBARRIER_ARRIVE, Kind.BARRIER_SYNC):
+            assert sum(e[2] == kind for e in events) == (traced.events[:, 2] == kind).sum(), kind
+        code = graph.code.instructions
+        assert code[steps[0].index].address == 0 and code[steps[-1].index].opcode == "EXIT"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_way_does_not_depend_on_the_emulators_order(name):
+    ways = []
+    for seed in (1, 2, 5):
+        trace, graph, ctas = emulated(name, seed)
+        ways.append(indices(program_of(graph, trace, 0, ctas)))
+    assert ways[0] == ways[1] == ways[2]
+
+
+def test_a_replay_does_the_products_of_the_trace():
+    trace, graph, ctas = emulated("gemm bf16", seed=1)
+    found = replay(program_of(graph, trace, 0, ctas), SM100.measured, Parameters.of(SM100.measured))
+    m, n, k = 128, 64, 320
+    assert found.units["tensor"] == m * n * k / 4096
+    assert found.cycles > found.units["tensor"]
+
+
+def test_a_trace_of_another_kernel_does_not_match():
+    trace, _, _ = emulated("gemm bf16", seed=1)
+    _, graph, _ = emulated("gemm bf16 two tiles", seed=1)
+    with pytest.raises(NoMatch):
+        for warp in trace.warps:
+            match(graph, warp, trace.lines)

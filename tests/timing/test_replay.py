@@ -1,0 +1,150 @@
+"""The simulator on sequences written for it, where the cycles are known from the units' rates."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from fa4core.compile.sass import read_sass
+from fa4core.compile.sass_control import Control
+from fa4core.emulator import native
+from fa4core.emulator.trace import MMA_FLAGS, Kind
+from fa4core.plan.target import SM100
+from fa4core.timing.match import Graph, Step
+from fa4core.timing.parameters import Parameters
+from fa4core.timing.replay import REASONS, Program, replay
+
+try:
+    native.compiler()
+except native.CompilerMissing:  # pragma: no cover
+    pytest.skip("no C++ compiler", allow_module_level=True)
+
+RATES = SM100.measured
+EXACT = attrs.evolve(Parameters.of(RATES), jitter=0.0, warp_skew=0.0)
+CODE = """
+	.section	.text.k,"ax",@progbits
+k:
+        /*0000*/                   FFMA R1, R2, R3, R4 ;
+        /*0010*/                   FFMA2 R2, R4.F32x2.HI_LO, R8.F32, R9.F32x2.HI_LO ;
+        /*0020*/                   FMNMX R1, R2, R3, !PT ;
+        /*0030*/                   MUFU.EX2 R4, R4 ;
+        /*0040*/                   UTCHMMA gdesc[UR56], gdesc[UR4], tmem[UR7], tmem[UR24], UPT ;
+        /*0050*/                   UTCBAR [UR4], URZ ;
+        /*0060*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x20], R7 ;
+        /*0070*/                   SYNCS.EXCH.64 URZ, [UR46+0x140], UR4 ;
+        /*0080*/                   LDTM.x32 R4, tmem[UR6] ;
+        /*0090*/                   STS.128 [R1], R4 ;
+        /*00a0*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x20], R4 ;
+        /*00b0*/                   UTMALDG.4D [UR16], [UR24], desc[URZ] ;
+        /*00c0*/                   EXIT ;
+"""
+NAMES = [
+    "FFMA",
+    "FFMA2",
+    "FMNMX",
+    "MUFU",
+    "MMA",
+    "COMMIT",
+    "WAIT",
+    "INIT",
+    "LDTM",
+    "STS",
+    "ARRIVE",
+    "LOAD",
+    "EXIT",
+]
+BARRIER = (0, 1024)
+PLAIN = Control(stall=1, switch=False, write=7, read=7, wait=0, line=0)
+#: WAIT takes scoreboard 0, EXIT waits for it.
+CONTROL = {"WAIT": attrs.evolve(PLAIN, write=0), "EXIT": attrs.evolve(PLAIN, wait=1)}
+
+
+def event(kind: Kind, *operands: int) -> tuple[int, ...]:
+    return (0, 0, int(kind), *operands, *(0,) * (5 - len(operands)))
+
+
+def step(name: str, *events: tuple[int, ...]) -> Step:
+    return Step(NAMES.index(name), events)
+
+
+BEGIN = [step("INIT", event(Kind.MBARRIER_INIT, *BARRIER, 1))]
+WAIT = [step("WAIT", event(Kind.MBARRIER_WAIT, *BARRIER, 0, 1)), step("EXIT")]
+END = [step("COMMIT", event(Kind.COMMIT, 1, BARRIER[1])), *WAIT]
+
+
+def run(*warps: list[Step], parameters: Parameters = EXACT, seed: int = 0):
+    (code,) = read_sass(CODE)
+    graph = Graph(code, [CONTROL.get(name, PLAIN) for name in NAMES], "")
+    program = Program(graph, tuple((0, n, steps) for n, steps in enumerate(warps)), ctas=1)
+    return replay(program, RATES, parameters, seed)
+
+
+@pytest.mark.parametrize(("name", "clocks"), [("FFMA", 1), ("FFMA2", 2), ("FMNMX", 2), ("MUFU", 8)])
+def test_a_pipe_takes_a_warp_every_so_many_clocks(name, clocks):
+    found = run([step(name)] * 100)
+    assert found.cycles == pytest.approx(100 * clocks, abs=clocks)
+
+
+def test_warps_of_a_scheduler_share_its_pipes_and_others_do_not():
+    alone = run([step("MUFU")] * 50).cycles
+    assert run(*[[step("MUFU")] * 50] * 4).cycles == alone
+    assert run(*[[step("MUFU")] * 50] * 8).cycles == pytest.approx(2 * alone, abs=8)
+
+
+def products(*, in_tmem: bool) -> list[Step]:
+    """A product of 128 x 128 x 128."""
+    flags = MMA_FLAGS["a_in_tmem"] if in_tmem else 0
+    return [step("MMA", event(Kind.MMA, 128, 128, 16, flags))] * 8
+
+
+def test_the_papers_terms_of_a_tile():
+    """FlashAttention-4, table 1, a 128 x 128 tile at head dim 128: 1024, 768 and 1024 cycles."""
+    scores, output = products(in_tmem=False), products(in_tmem=True)
+    found = run([*BEGIN, *scores, *output, *END], *[[step("MUFU")] * 128] * 4)
+    assert found.units["tensor"] == 1024
+    assert found.units["SMEM"] == 768
+    assert found.units["MUFU"] == 1024
+
+
+def test_a_commit_ends_a_wait_when_the_products_are_done():
+    found = run([*BEGIN, *products(in_tmem=False), *END])
+    # operands of the first product come in 64 cycles, each product takes 64
+    assert 576 + EXACT.mma_latency <= found.cycles <= 576 + EXACT.mma_latency + 100
+    (warp,) = found.warps
+    assert warp["mbarriers"][0][:2] == list(BARRIER)
+    assert warp["spent"][REASONS.index("mbarrier")] > 500
+
+
+def test_bulk_loads_and_products_share_shared_memory():
+    """16 KiB take 128 passes, and their bytes complete the barrier."""
+    found = run([
+        *BEGIN,
+        step("ARRIVE", event(Kind.MBARRIER_ARRIVE, *BARRIER, 1, 16384)),
+        step("LOAD", event(Kind.BULK_LOAD, *BARRIER, 16384, 0)),
+        *WAIT,
+    ])  # fmt: skip
+    assert found.units["SMEM"] == 128
+    transfer = 16384 / EXACT.tma_bytes
+    assert found.cycles >= EXACT.bulk_load_latency + transfer
+    assert found.cycles <= EXACT.bulk_load_latency + transfer + 120
+
+
+def test_bank_conflicts_cost_passes():
+    smooth = run([step("STS", event(Kind.SHARED_WRITE, 0, 0, 512, 4))] * 100)
+    rough = run([step("STS", event(Kind.SHARED_WRITE, 0, 0, 512, 32))] * 100)
+    left = int(EXACT.lsu_queue)  # may still be in the queue at the end
+    assert smooth.cycles <= 400 + 4
+    assert rough.cycles >= 32 * (100 - left)
+
+
+def test_who_waits_for_ever_is_named():
+    with pytest.raises(RuntimeError, match=r"warp 0 .*the mbarrier at 1024 of CTA 0"):
+        run([*BEGIN, *WAIT])
+
+
+def test_a_seed_repeats_and_seeds_differ():
+    steps = [s for _ in range(40) for s in (step("MUFU"), step("FFMA"), step("LDTM"))]
+    parameters = Parameters.of(RATES)
+    one, same, other = (run(*[steps] * 8, parameters=parameters, seed=n) for n in (1, 1, 2))
+    assert one.warps == same.warps
+    assert [w["finished"] for w in one.warps] != [w["finished"] for w in other.warps]
