@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import attrs
@@ -18,7 +19,8 @@ from fa4core.plan.captured import check_captured
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import of_capability
 from fa4core.program import Program
-from fa4core.sm100.support import refusal
+from fa4core.sm90 import support as sm90
+from fa4core.sm100 import support as sm100
 from fa4core.variant import Variant
 
 Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
@@ -27,8 +29,41 @@ Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
 _MAX_THRESHOLD = {torch.float16: 15.0}
 _MAX_THRESHOLD_ELSE = 64.0
 
-#: Backends whose kernels are the SM100 ones, so what these refuse, they refuse.
-_OF_SM100 = ("sm100", "emulator")
+
+@attrs.frozen
+class _Kernels:
+    """A family of kernels.
+
+    Attributes:
+        title: What it is called.
+        gpu: What it needs, in words.
+        targets: What it is compiled for.
+        refusal: Why it can't run a program on a problem, or None.
+        automatic: Whether "auto" takes it.
+    """
+
+    title: str
+    gpu: str
+    targets: tuple[str, ...]
+    refusal: Callable[[Program, Problem], str | None]
+    automatic: bool = True
+
+
+KERNELS = {
+    "sm100": _Kernels(
+        "SM100",
+        "a Blackwell GPU (compute capability 10.0 or 10.3)",
+        ("sm100", "sm103"),
+        sm100.refusal,
+    ),
+    "sm90": _Kernels(
+        "SM90",
+        "a Hopper GPU (compute capability 9.0)",
+        ("sm90",),
+        sm90.refusal,
+        automatic=False,  # until the whole of tests/sm90 has passed on a GPU
+    ),
+}
 
 
 @attrs.frozen
@@ -81,20 +116,15 @@ def choose(
         raise ValueError(f"backend={backend!r}; accepted are {accepted}")
     if backend == "auto":
         return _automatic(device, program, problem)
-    if backend == "sm90":
-        raise NotImplementedError(
-            "backend='sm90': this version has no Hopper (SM90) kernels yet; use "
-            "backend='reference' (any device) or 'auto'"
-        )
-    if backend in _OF_SM100 and not _has_compiler():
+    if backend != "reference" and not _has_compiler():
         raise NotImplementedError(
             f"backend={backend!r} compiles kernels with CuTe DSL, which is not installed: "
             "pip install nvidia-cutlass-dsl"
         )
-    if backend == "sm100" and (reason := no_blackwell(device)):
+    if backend in KERNELS and (reason := _no_gpu(backend, device)):
         raise NotImplementedError(
-            f"backend='sm100': {reason}; use backend='emulator', which runs the same kernels on a "
-            "CPU, or use backend='reference' (any device) or 'auto'"
+            f"backend={backend!r}: {reason}; use backend='emulator', which runs kernels on a CPU, "
+            "or use backend='reference' (any device) or 'auto'"
         )
     if backend == "emulator" and device.type != "cpu":
         raise NotImplementedError(
@@ -109,13 +139,20 @@ def _automatic(
 ) -> tuple[str, str]:
     if device.type == "cpu":
         return "reference", "the tensors are on the CPU"
-    if no_blackwell(device) or not _has_compiler():
+    backend = backend_of(device)
+    if backend is None or not _has_compiler():
         why = f"the tensors are on {device}, and this version has no kernels for it yet"
+        if any(_no_gpu(name, device) is None for name in KERNELS):
+            why = (
+                f"the kernels for {device} have not passed all their tests on a GPU; to take them "
+                "nevertheless, name their backend"
+            )
         return "reference", why
-    reason = refusal(program, problem) if program and problem else None
+    kernels = KERNELS[backend]
+    reason = kernels.refusal(program, problem) if program and problem else None
     if reason is not None:
-        return "reference", f"the SM100 kernels refuse the call: {reason}"
-    return "sm100", f"the tensors are on {device}, a {torch.cuda.get_device_name(device)}"
+        return "reference", f"the {kernels.title} kernels refuse the call: {reason}"
+    return backend, f"the tensors are on {device}, a {torch.cuda.get_device_name(device)}"
 
 
 def _has_compiler() -> bool:
@@ -123,24 +160,41 @@ def _has_compiler() -> bool:
     return importlib.util.find_spec("cutlass") is not None or not cache.is_empty()
 
 
-def no_blackwell(device: torch.device) -> str | None:
-    """Why SM100 kernels can't run on a device, or None if they can."""
-    needs = "it needs a Blackwell GPU (compute capability 10.0 or 10.3)"
+def _no_gpu(backend: str, device: torch.device) -> str | None:
+    """Why a backend's kernels can't run on a device, or None if they can."""
+    needs = f"it needs {KERNELS[backend].gpu}"
     if device.type != "cuda":
         return f"the tensors are on {device}, and {needs}"
     if not torch.cuda.is_available():
         return f"torch sees no GPU here, and {needs}"
-    capability = torch.cuda.get_device_capability(device)
-    if target_of(device) is None:
-        title = torch.cuda.get_device_name(device)
-        return f"{device} is a {title} of capability {'.'.join(map(str, capability))}, and {needs}"
-    return None
+    if target_of(device) in KERNELS[backend].targets:
+        return None
+    title = torch.cuda.get_device_name(device)
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return f"{device} is a {title} of capability {capability}, and {needs}"
 
 
 def target_of(device: torch.device) -> str | None:
-    """The target that SM100 kernels are compiled for to run on a GPU, or None."""
+    """The target that kernels are compiled for to run on a GPU, or None."""
     found = of_capability(*torch.cuda.get_device_capability(device))
-    return found.name if found is not None and found.arch.startswith("sm_10") else None
+    return None if found is None else found.name
+
+
+def backend_of(device: torch.device) -> str | None:
+    """The backend that "auto" takes for tensors on a device, or None."""
+    names = (name for name, kernels in KERNELS.items() if kernels.automatic)
+    return next((name for name in names if _no_gpu(name, device) is None), None)
+
+
+def family_of(chosen: str) -> str:
+    """The kernels that a backend runs. The emulator runs those of the session that is open."""
+    if chosen != "emulator":
+        return chosen
+    from fa4core.emulator.session import current_session
+
+    session = current_session()
+    target = "sm100" if session is None else session.target.name
+    return next(name for name, kernels in KERNELS.items() if target in kernels.targets)
 
 
 _announced: set[str] = set()
@@ -166,7 +220,7 @@ def check(
         ValueError, IndexError: Saying what was given, what is accepted and what to do.
         NotImplementedError: The chosen backend can't do it; with the reason.
     """
-    if chosen in _OF_SM100 and (reason := refusal(program, problem)):
+    if chosen != "reference" and (reason := KERNELS[family_of(chosen)].refusal(program, problem)):
         raise NotImplementedError(f"backend={chosen!r}: {reason}, or use backend='reference'")
     check_captured(program.graph, problem, device)
     most = _MAX_THRESHOLD.get(problem.dtype, _MAX_THRESHOLD_ELSE)

@@ -2,8 +2,8 @@
 
 `explain` prints what a call would do and can draw it; `variants` lists the prebuilt ones. Options
 that `explain` doesn't know go to the variant's factory, checked against its signature
-(`cli_variant`). `emulate`, `report` and `time` come from modules of their own, imported only when
-used.
+(`cli_variant`). `emulate`, `export`, `report` and `time` come from modules of their own, imported
+only when used.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fa4core.cli_variant import (
 
 LAZY = {
     "emulate": "fa4core.emulator.cli",
+    "export": "fa4core.compile.cli",
     "report": "fa4core.report.cli",
     "time": "fa4core.timing.cli",
 }
@@ -89,7 +90,7 @@ def explain(
     from fa4core.plan.report import renderables
 
     if draw is not None:
-        _check_folder(draw)
+        check_folder(draw, "--draw")
     try:
         variant, problem = requested(**asked)
         if pipeline:
@@ -106,13 +107,13 @@ def explain(
         raise click.ClickException(str(error)) from error
 
 
-def _check_folder(picture: Path) -> None:
+def check_folder(file: Path, option: str) -> None:
     """Before the work, not after it."""
-    if not picture.parent.is_dir():
+    if not file.parent.is_dir():
         raise click.BadParameter(
-            f"there is no folder {str(picture.parent)!r} to write {picture.name!r} into; name one "
+            f"there is no folder {str(file.parent)!r} to write {file.name!r} into; name one "
             "that exists",
-            param_hint="--draw",
+            param_hint=option,
         )
 
 

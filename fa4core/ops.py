@@ -11,13 +11,13 @@ captured indices) is checked when the operator runs; what needs shapes only, whe
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fa4core.backends import announce, check, choose, target_of
+from fa4core.backends import KERNELS, announce, check, choose, family_of, target_of
 from fa4core.compile.kernel import Kernel
 from fa4core.kept import Calls, known_calls
 from fa4core.places import Place, in_emulator, on_device
@@ -31,7 +31,8 @@ from fa4core.recall import PADDED, can_be_kept, kept, key_of
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
-from fa4core.sm100.forward.launch import FORWARD
+from fa4core.sm90.forward import launch as sm90
+from fa4core.sm100.forward import launch as sm100
 from fa4core.variant import Variant
 from primitives.expr import Capture
 from primitives.sequence import Layout
@@ -47,7 +48,7 @@ def plan_call(
     scale: float | None,
     backend: str,
 ) -> tuple[Call, str]:
-    """Check everything and analyse the mask; gives the call and the backend it takes."""
+    """Check everything; gives the call and the backend it takes."""
     problem = Problem.from_tensors(q, k, v, layout)
     program = Program.parse(spec, captured)
     chosen, why = choose(backend, q.device, program, problem)
@@ -59,23 +60,29 @@ def plan_call(
 
 
 def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: float) -> Call:
-    tiles = tile_map(
+    analyse = partial(
+        tile_map,
         program.graph.mask,
         batch=problem.batch,
         heads=problem.heads_q,
         seqlens_q=problem.seqlens_q,
         seqlens_k=problem.seqlens_k,
     )
-    return Call(program, problem, tiles, layout, scale, tiles.tile_q, tiles.tile_k)
+    return Call(program, problem, analyse, layout, scale)
+
+
+#: The kernels of a backend.
+SKELETONS = {"sm100": sm100.FORWARD, "sm90": sm90.FORWARD}
 
 
 def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
     """A call of a backend that has kernels, ready to run."""
+    family = family_of(chosen)
     if chosen == "emulator":
-        return prepare(FORWARD, call, q, k, v, in_emulator("sm100"))
+        return prepare(SKELETONS[family], call, q, k, v, in_emulator(family))
     target = target_of(q.device)
     assert target is not None  # `choose` has seen to it
-    return prepare(FORWARD, call, q, k, v, on_device(target, q.device))
+    return prepare(SKELETONS[family], call, q, k, v, on_device(target, q.device))
 
 
 def prepared_once(
@@ -109,13 +116,15 @@ def kernels_of(
         ValueError, IndexError, NotImplementedError: A problem can't be run; with the reason.
     """
     place = Place(target, planned(target).measured.sms, emulated)
+    family = next(name for name, kernels in KERNELS.items() if target in kernels.targets)
+    skeleton = SKELETONS[family]
     found: dict[str, Kernel] = {}
     for problem in problems:
         call = _analysed(variant.program, problem, None, scale)
-        check(call.program, problem, torch.device("cpu"), "sm100")
-        kernel, _ = kernel_of(FORWARD, call, place)
+        check(call.program, problem, torch.device("cpu"), family)
+        kernel, _ = kernel_of(skeleton, call, place)
         if kernel is not None:
-            found |= {k.key: k for k in (*FORWARD.before(call, place), kernel)}
+            found |= {k.key: k for k in (*skeleton.before(call, place), kernel)}
     return list(found.values())
 
 

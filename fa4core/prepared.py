@@ -10,6 +10,7 @@ batch 1, lse and row_max (batch, heads, rows), then what its skeleton's `run_tim
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class Skeleton:
         before: (call, place) -> kernels that making it launches.
         run_time: (call, spec, place, metadata) -> arguments after those: tensors, tuples of
             captured tensors, floats and ints; None if there is no work. On any device.
+        lean: spec -> that of a quicker kernel, which gives no row maxima; None if there is none.
     """
 
     spec_of: Callable[[Call, str], Any]
@@ -54,6 +56,7 @@ class Skeleton:
     metadata: Callable[[Call, Any, Place, torch.device], Any]
     before: Callable[[Call, Place], tuple[Kernel, ...]]
     run_time: Callable[[Call, Any, Place, Any], tuple | None]
+    lean: Callable[[Any], Any] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -71,6 +74,7 @@ class Prepared:
         fill: Whether there are rows that no kernel writes.
         rest: Arguments after the workspaces.
         unread: Where the kernel writes LSE and row maximum if nobody wants them.
+        lean: Gives what to launch where no row maxima are wanted; None: `launch`.
     """
 
     launch: Callable[..., Any] | None
@@ -82,6 +86,7 @@ class Prepared:
     fill: bool
     rest: tuple
     unread: tuple[Any, Any]
+    lean: Callable[[], Callable[..., Any]] | None = None
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, with_lse: bool = True, with_max: bool = True
@@ -114,7 +119,8 @@ class Prepared:
             to_out = out
             to_lse = to_lse if lse is None else lse
             to_max = to_max if row_max is None else row_max
-        self.launch(q, k, v, to_out, to_lse, to_max, *spaces, *self.rest)
+        launch = self.launch if with_max or self.lean is None else self.lean()
+        launch(q, k, v, to_out, to_lse, to_max, *spaces, *self.rest)
         return out, lse, row_max
 
 
@@ -145,12 +151,14 @@ def prepare(
     batched = tuple((1, *s) if packed else s for s in (out_shape, rows_shape))
     kernel, rest = kernel_of(skeleton, call, place, q.device, metadata)
     launch: Callable[..., Any] | None = None
+    lean: Callable[[], Callable[..., Any]] | None = None
     spaces: tuple[Shape, ...] = ()
     if kernel is not None:
         assert place.launcher is not None
         spaces = skeleton.workspaces(call, kernel.spec, *batched)
         rest = tuple(place.converted(_moved(r, q.device)) for r in rest)
         launch = place.launcher(obtain(kernel).function)
+        lean = _lean(skeleton, kernel, place)
     shown = _shown(q, queries=True), _shown(k, queries=False), _shown(v, queries=False)
     fill = launch is None or not _covered(call.problem, q)
     prepared = Prepared(
@@ -163,9 +171,26 @@ def prepare(
         fill,
         rest,
         tuple(place.converted(rows) for rows in _unread(batched[1], q.device)),
+        lean,
     )
     place.follow(prepared)
     return prepared
+
+
+def _lean(
+    skeleton: Skeleton, kernel: Kernel, place: Place
+) -> Callable[[], Callable[..., Any]] | None:
+    """Compiles at the first call that can do without row maxima."""
+    if skeleton.lean is None:
+        return None
+    quicker = attrs.evolve(kernel, spec=skeleton.lean(kernel.spec))
+
+    @functools.cache
+    def launch() -> Callable[..., Any]:
+        assert place.launcher is not None
+        return place.launcher(obtain(quicker).function)
+
+    return launch
 
 
 def _without_memory(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from fa4core.backends import no_blackwell
+from fa4core.backends import backend_of
 from fa4core.compile.aot import Exported
 from fa4core.kept import Kept
 from fa4core.prepared import Prepared
@@ -62,14 +62,14 @@ def key_of(
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         q.device, k.device, v.device, (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16,
         scale, backend, None if layout is PADDED else layout.identity,
-        _emulated_sms() if backend == "emulator" else None,
+        _emulated() if backend == "emulator" else None,
     )  # fmt: skip
 
 
-def _emulated_sms() -> int | None:
-    """Of the open session; calls are planned for them."""
+def _emulated() -> tuple[str, int] | None:
+    """Target and SMs of the open session; calls are planned for them."""
     session = _session_module().current_session()
-    return None if session is None else session.num_sms
+    return None if session is None else (session.target.name, session.num_sms)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def wants_grad(q: Tensor, k: Tensor, v: Tensor, captured: list[Tensor]) -> bool:
 
 @functools.cache
 def _has_kernels(device: torch.device) -> bool:
-    return no_blackwell(device) is None
+    return backend_of(device) is not None
 
 
 def can_be_kept(layout: Layout, captured: list[Tensor]) -> bool:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from fa4core import cli
@@ -194,3 +195,33 @@ def test_python_dash_m():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "Tiles" in done.stdout
     assert all(line == line.rstrip() and len(line) <= 100 for line in done.stdout.splitlines())
+
+
+def test_a_variant_is_exported(tmp_path):
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    from fa4core import attention
+    from fa4core.compile import load, statistics
+    from variants.sliding_window import sliding_window
+
+    path = tmp_path / "window.fa4"
+    found = run(
+        "export", "variants.sliding_window", "--window", "9", "--head-dim", "64", "--seqlen", "40",
+        "--emulated", "-o", str(path),
+    )  # fmt: skip
+    assert f"{path}: variants.sliding_window for sm100" in found.replace("\n", "")
+    attend, compiled = load(path), statistics().compiled
+    q, k, v = (torch.randn(1, 30, 2, 64).bfloat16() for _ in range(3))
+    out = attend(q, k, v)
+    assert statistics().compiled == compiled
+    wanted = attention(q, k, v, sliding_window(window=9), backend="reference")
+    torch.testing.assert_close(out.float(), wanted.float(), atol=0.02, rtol=0.02)
+
+
+def test_what_can_not_be_exported_says_why(tmp_path):
+    path = tmp_path / "a.fa4"
+    refused = run("export", "variants.causal", "--dtype", "float32", "-o", str(path), code=1)
+    assert "float32" in refused and not path.exists()
+    assert "there is no folder" in run(
+        "export", "variants.causal", "-o", str(tmp_path / "no" / "a.fa4"), code=2
+    )
+    assert "--output" in run("export", "variants.causal", code=2)

@@ -17,7 +17,7 @@ import attrs
 from fa4core.pipeline.declare import How, Pipeline, Signal
 from fa4core.pipeline.effects import Access
 from fa4core.pipeline.layout import Placed, place
-from fa4core.pipeline.record import Arrive, Program, Slot, Touch, Wait
+from fa4core.pipeline.record import Arrive, Drain, Program, Slot, Touch, Wait
 
 
 class ProtocolError(AssertionError):
@@ -54,6 +54,7 @@ class _Process:
     known: int = 0
     queue: int = 0  # what the tensor core knows behind the last MMA of this role
     waited: dict[Slot, int] = attrs.field(factory=dict)
+    groups: dict[str, list[int]] = attrs.field(factory=dict)  # not drained, by asynchronous unit
 
     @property
     def done(self) -> bool:
@@ -86,9 +87,10 @@ class _Simulation:
         self.spaces = (
             place(pipeline.smem, limits.smem_bytes, "bytes"),
             place(pipeline.tmem, limits.tmem_columns, "columns"),
+            place(pipeline.rmem, limits.registers, "registers"),
         )
         self.seen: dict[tuple[int, int], list[_Seen]] = {
-            (cta, space): [] for cta in range(pipeline.ctas) for space in range(2)
+            (cta, space): [] for cta in range(pipeline.ctas) for space in range(len(self.spaces))
         }
         self.bits = 0
 
@@ -103,6 +105,12 @@ class _Simulation:
         stuck = [p.where() for p in self.processes if not p.done]
         if stuck:
             raise ProtocolError("deadlock:\n  " + "\n  ".join(stuck))
+        for p in self.processes:
+            for unit, groups in p.groups.items():
+                if groups:
+                    raise ProtocolError(
+                        f"{p.program.name} ends before {len(groups)} groups of {unit} do"
+                    )
         self.missed_phases()
         self.late_phases()
 
@@ -115,6 +123,11 @@ class _Simulation:
             if event.unit == "mma":
                 known = process.queue = process.queue | known
             self.barriers[event.slot].arrive(event.weight, known, process.where())
+            return True
+        if isinstance(event, Drain):
+            groups = process.groups.get(event.unit, [])
+            while len(groups) > event.left:
+                process.known |= groups.pop(0)
             return True
         self.touch(process, event)
         return True
@@ -144,13 +157,15 @@ class _Simulation:
             process.queue = before | bit
         elif event.unit == "threads":
             process.known |= bit
+        elif event.unit in ("wgmma", "store"):
+            process.groups.setdefault(event.unit, []).append(bit)
         else:
             for slot in event.slots:
                 self.barriers[slot].arrive(1, before | bit, process.where())
 
     def access(self, access: Access, cta: int, before: int, bit: int, where: str) -> None:
-        index = 0 if access.region in self.spaces[0] else 1
-        if access.region not in self.spaces[index]:
+        index = next((i for i, s in enumerate(self.spaces) if access.region in s), None)
+        if index is None:
             raise ProtocolError(f"{where}: region {access.region!r} is not declared")
         region: Placed = self.spaces[index][access.region]
         if not 0 <= access.stage < region.region.stages:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -70,6 +70,8 @@ class Signal:
         stages: Length of the ring.
         copies: Tiles.
         passed: Whether the first wait passes at once ("empty" signals start that way).
+        named: A hardware barrier of the CTA instead of an mbarrier in shared memory: quicker, one
+            stage, all threads of the arriving and of the waiting role take part.
     """
 
     name: str
@@ -78,6 +80,14 @@ class Signal:
     stages: int = 1
     copies: int = 1
     passed: bool = False
+    named: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        threads = all(how is How.THREADS for _, how in self.arrivals)
+        if self.named and (self.stages > 1 or self.passed or not threads):
+            raise ValueError(
+                f"named signal {self.name!r}: one stage, arrivals by THREADS, and not passed"
+            )
 
     @property
     def barriers(self) -> int:
@@ -126,6 +136,7 @@ class Limits:
     smem_bytes: int = 232_448
     tmem_columns: int = 512
     registers: int = 65_536
+    named_barriers: int = 16
 
 
 class DoesNotFit(ValueError):
@@ -139,6 +150,7 @@ class Pipeline:
     Attributes:
         roles, signals: Of each CTA.
         smem, tmem: Memory of each CTA.
+        rmem: Registers of each CTA that asynchronous instructions read or write.
         ctas: CTAs of the cluster that it spans.
         limits: Of each CTA.
 
@@ -151,6 +163,7 @@ class Pipeline:
     signals: tuple[Signal, ...]
     smem: tuple[Region, ...] = ()
     tmem: tuple[Region, ...] = ()
+    rmem: tuple[Region, ...] = ()
     limits: Limits = Limits()
     ctas: int = 1
 
@@ -168,6 +181,8 @@ class Pipeline:
                 f"registers: {total} for the roles {[r.name for r in self.roles]}; "
                 f"{self.limits.registers} exist"
             )
+        if self.group_barrier(self.roles[-1], self.roles[-1].copies) > self.limits.named_barriers:
+            raise DoesNotFit(f"more than {self.limits.named_barriers} named barriers")
         for signal in self.signals:
             for name in (*(name for name, _ in signal.arrivals), *signal.waiters):
                 if signal.copies > 1 and self.role(name).copies not in (1, signal.copies):
@@ -210,13 +225,22 @@ class Pipeline:
         return "leader" if to_leader else "all"
 
     def barrier(self, signal: Signal) -> int:
-        """Index of the signal's first barrier among all of the pipeline's."""
+        """Index of the signal's first barrier among the pipeline's of the same sort.
+
+        Named barriers are counted from 1: number 0 is that of the whole CTA.
+        """
         before = self.signals[: self.signals.index(signal)]
-        return sum(s.barriers for s in before)
+        return sum(s.barriers for s in before if s.named == signal.named) + signal.named
 
     @property
     def barriers(self) -> int:
-        return sum(s.barriers for s in self.signals)
+        """How many mbarriers there are."""
+        return sum(s.barriers for s in self.signals if not s.named)
+
+    def group_barrier(self, role: Role, copy: Any = 0) -> Any:
+        """Number of the named barrier at which the threads of one copy of a role meet."""
+        named = 1 + sum(s.barriers for s in self.signals if s.named)
+        return named + sum(r.copies for r in self.roles[: self.roles.index(role)]) + copy
 
 
 def _find(among: Iterable, name: str):

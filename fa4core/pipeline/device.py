@@ -29,6 +29,8 @@ class Barriers(Fixed):
     def initialise(self) -> None:
         """By one thread, before a fence and a barrier of all threads that use them."""
         for signal in self.pipeline.signals:
+            if signal.named:
+                continue
             count = self.pipeline.count(signal)
             for i in range(signal.barriers):
                 cute.arch.mbarrier_init(self._at(signal, 0, i), count)
@@ -37,11 +39,25 @@ class Barriers(Fixed):
         index = copy * signal.stages + stage
         return self.pointer + (self.pipeline.barrier(signal) + index)
 
+    def _named(self, signal: Signal, copy: Any) -> dict[str, Any]:
+        (waiter,) = signal.waiters
+        threads = self.pipeline.count(signal) + self.pipeline.role(waiter).warps * WARP
+        return {
+            "barrier_id": self.pipeline.barrier(signal) + copy,
+            "number_of_threads": threads,
+        }
+
     def wait(self, signal: Signal, copy: Any, stage: Any, phase: Any) -> None:
+        if signal.named:
+            cute.arch.barrier(**self._named(signal, copy))
+            return
         stage = 0 if signal.stages == 1 else stage
         cute.arch.mbarrier_wait(self._at(signal, copy, stage), phase)
 
     def arrive(self, signal: Signal, role: str, copy: Any, stage: Any, nbytes: int) -> Any:
+        if signal.named:
+            cute.arch.barrier_arrive(**self._named(signal, copy))
+            return None
         stage = 0 if signal.stages == 1 else stage
         barrier = self._at(signal, copy, stage)
         how, ctas = signal.how(role), self._ctas(signal, role)
@@ -93,6 +109,14 @@ def copy_of(pipeline: Pipeline, name: str, warp: Any) -> Any:
     """Which of a role's copies `warp`, which belongs to it, is part of."""
     role = pipeline.role(name)
     return (warp - role.first) // role.warps if role.copies > 1 else cutlass.Int32(0)
+
+
+def meet(pipeline: Pipeline, name: str, copy: Any) -> None:
+    """A barrier of the threads of one copy of a role."""
+    role = pipeline.role(name)
+    cute.arch.barrier(
+        barrier_id=pipeline.group_barrier(role, copy), number_of_threads=role.warps * WARP
+    )
 
 
 def thread_of(pipeline: Pipeline, name: str, thread: Any) -> Any:

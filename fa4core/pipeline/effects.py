@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import attrs
 
-Unit = Literal["threads", "mma", "tma"]
+Unit = Literal["threads", "mma", "tma", "wgmma", "store"]
 
 
 @attrs.frozen
@@ -40,12 +40,17 @@ class Effect:
 
     Attributes:
         accesses: Its arguments (without self) to the accesses it makes.
-        unit: Who makes them: the role's threads before the call returns, the tensor core in the
-            order of issue, or TMA, which reports to the barrier in the argument `barrier`.
+        unit: Who makes them: the role's threads before the call returns; "mma", the tensor core in
+            the order of issue; "tma", which reports to the barrier in the argument `barrier`; or as
+            one group of asynchronous operations "wgmma" (a warpgroup's products) or "store" (TMA on
+            its way out), some time before the role drains them.
+        drains: Whether the call waits for the unit's groups; its argument says how many may be
+            left.
     """
 
     accesses: Callable[..., tuple[Access, ...]]
     unit: Unit = "threads"
+    drains: bool = False
 
 
 def touches(accesses: Callable[..., tuple[Access, ...]], unit: Unit = "threads") -> Callable:
@@ -53,6 +58,16 @@ def touches(accesses: Callable[..., tuple[Access, ...]], unit: Unit = "threads")
 
     def mark(method: Callable[..., Any]) -> Callable[..., Any]:
         method.effect = Effect(accesses, unit)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def drains(unit: Unit) -> Callable:
+    """Declare a method that waits until at most `left`, its argument, groups of a unit are left."""
+
+    def mark(method: Callable[..., Any]) -> Callable[..., Any]:
+        method.effect = Effect(lambda left: (), unit, drains=True)  # type: ignore[attr-defined]
         return method
 
     return mark

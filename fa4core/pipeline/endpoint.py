@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Protocol, Self
 
 from fa4core.pipeline.declare import Pipeline, Signal
+from fa4core.pipeline.effects import Fixed
 
 
 class Barriers(Protocol):
@@ -87,13 +88,33 @@ class Poster(_Ring):
         return self.barriers.arrive(self.signal, self.role, copy, self.stage, nbytes)
 
 
+class Absent(Fixed):
+    """An end of a signal that the pipeline does without."""
+
+    def wait(self, copy: Any = 0) -> None: ...
+
+    def arrive(self, copy: Any = 0) -> None: ...
+
+    def advance(self) -> None: ...
+
+
 class Ends:
     """Makes a role's endpoints, refusing those it is not declared to have."""
 
     def __init__(self, pipeline: Pipeline, role: str, barriers: Barriers):
         self.pipeline, self.role, self.barriers = pipeline, role, barriers
 
-    def waits(self, name: str) -> Waiter:
+    def _absent(self, name: str) -> bool:
+        return all(signal.name != name for signal in self.pipeline.signals)
+
+    def inside(self, name: str, host: str) -> bool:
+        """Whether a region of shared memory lies in another one."""
+        return any(r.name == name and r.inside == host for r in self.pipeline.smem)
+
+    def waits(self, name: str, optional: bool = False) -> Any:
+        """The end that waits; of an optional signal that is not declared, one that never does."""
+        if optional and self._absent(name):
+            return Absent()
         signal = self.pipeline.signal(name)
         if self.role not in signal.waiters:
             raise ValueError(
@@ -102,7 +123,10 @@ class Ends:
             )
         return Waiter(signal, self.role, self.barriers)
 
-    def posts(self, name: str) -> Poster:
+    def posts(self, name: str, optional: bool = False) -> Any:
+        """The end that arrives; see `waits`."""
+        if optional and self._absent(name):
+            return Absent()
         signal = self.pipeline.signal(name)
         signal.how(self.role)
         return Poster(signal, self.role, self.barriers)

@@ -64,7 +64,18 @@ class Touch:
         return f"{self.name}: {what}"
 
 
-Event = Wait | Arrive | Touch
+@attrs.frozen
+class Drain:
+    """Waits until at most `left` groups of an asynchronous unit are left."""
+
+    unit: Unit
+    left: int
+
+    def __str__(self) -> str:
+        return f"wait for {self.unit} groups but {self.left}"
+
+
+Event = Wait | Arrive | Touch | Drain
 
 
 @attrs.frozen
@@ -142,6 +153,9 @@ class _Work:
             return _Anything()
 
         def call(*args: Any, **kwargs: Any) -> _Anything:
+            if effect.drains:
+                self._recorder.events.append(Drain(effect.unit, *args))
+                return _Anything()
             touched = effect.accesses(*args, **kwargs)
             slots = kwargs["barrier"] if effect.unit == "tma" else ()
             ctas = self._ctas(effect.unit)

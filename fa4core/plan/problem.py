@@ -10,6 +10,7 @@ import numbers
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 import torch
 
 from primitives.sequence import Layout
@@ -163,7 +164,9 @@ def _check_entries(name: str, values: object, batch: int) -> None:
     if len(values) != batch:
         raise ValueError(f"{name} has {len(values)} entries for batch={batch}; {accepted}")
     for i, value in enumerate(values):
-        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        if type(value) is not int and (  # asking an abstract class takes far longer
+            not isinstance(value, numbers.Integral) or isinstance(value, bool)
+        ):
             raise TypeError(f"{name}[{i}] is {value!r}; {accepted}")
         if value < 0:
             raise ValueError(f"{name}[{i}] is {value}; {accepted}")
@@ -269,13 +272,14 @@ def _paged_lengths(k: torch.Tensor, layout: Layout, batch: int) -> tuple[int, ..
     if table.shape[0] != batch:
         raise ValueError(f"page_table has {table.shape[0]} rows for {batch} sequences; one each")
     lengths = _used([table.shape[1] * page_size] * batch, used, "k")
-    for i, n in enumerate(lengths):
-        needed = table[i, : -(-n // page_size)]
-        if needed.numel() and not (int(needed.min()) >= 0 and int(needed.max()) < pages):
-            raise ValueError(
-                f"page_table[{i}] names pages {int(needed.min())}..{int(needed.max())}; pages "
-                f"0..{pages - 1} exist"
-            )
+    entries = table.numpy(force=True)  # at once: from a GPU every look would be a copy
+    needed = np.arange(table.shape[1]) < -(-np.array(lengths) // page_size)[:, None]
+    wrong = (needed & ((entries < 0) | (entries >= pages))).any(axis=1)
+    for i in np.flatnonzero(wrong):
+        row = entries[i][needed[i]]
+        raise ValueError(
+            f"page_table[{i}] names pages {row.min()}..{row.max()}; pages 0..{pages - 1} exist"
+        )
     return lengths
 
 

@@ -215,7 +215,9 @@ def tile_map(
     _check(mask, batch, heads, (tuple(seqlens_q), tuple(seqlens_k)), (tile_q, tile_k))
     program = split(mask)
     tables = Tables()
-    every, group = _distinct(program, batch, heads, seqlens_q, seqlens_k, tables)
+    seen = heads if "h" in mask.free else min(heads, 1)  # one head stands for all
+    every, group = _distinct(program, batch, seen, seqlens_q, seqlens_k, tables)
+    group = np.repeat(group.reshape(batch, seen), heads // max(seen, 1), axis=1)
     tiles_q, _ = every.tiles(tile_q, tile_k)
     first_row = np.concatenate([[0], np.cumsum(tiles_q)])
     found: list[Rectangles] = []
@@ -235,7 +237,7 @@ def tile_map(
         tile_k=tile_k,
         seqlens_q=tuple(int(n) for n in seqlens_q),
         seqlens_k=tuple(int(n) for n in seqlens_k),
-        group=group.reshape(batch, heads),
+        group=group,
         first_row=first_row,
         runs=merge(joined, first_row),
     )

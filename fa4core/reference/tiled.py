@@ -8,6 +8,9 @@ to the input's dtype, split keys). Memory is proportional to the inputs. `fa4cor
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+
 import attrs
 import torch
 
@@ -33,7 +36,7 @@ class Call:
     Attributes:
         program: What to compute, captured tensors bound.
         problem: Sizes.
-        tiles: The tile map of the program's mask.
+        analyse: Makes the tile map of the program's mask; kernels of packed heads want another one.
         layout: Where the sequences lie.
         scale: Factor on q . k.
         tile_q: Queries in a tile.
@@ -42,11 +45,16 @@ class Call:
 
     program: Program
     problem: Problem
-    tiles: TileRows
+    analyse: Callable[[], TileRows]
     layout: Layout | None
     scale: float
     tile_q: int = 128
     tile_k: int = 128
+
+    @cached_property
+    def tiles(self) -> TileRows:
+        """The tile map of the program's mask."""
+        return self.analyse()
 
     @property
     def exp(self) -> Exp:

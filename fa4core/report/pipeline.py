@@ -40,7 +40,7 @@ def call_for(variant: Variant, problem: Problem, target: str) -> Call:
     if reason := refusal(variant.program, problem):
         raise NotImplementedError(f"the SM100 kernels do not take this call: {reason}")
     tiles = Plan(variant, problem, planned(target)).tiles
-    return Call(variant.program, problem, tiles, None, 1 / math.sqrt(problem.head_dim))
+    return Call(variant.program, problem, lambda: tiles, None, 1 / math.sqrt(problem.head_dim))
 
 
 def describe_call(variant: Variant, problem: Problem, target: str) -> Iterator[RenderableType]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
 from fa4core.sm100.forward.spec import MAX_HEAD_DIM, TILE
+from primitives.expr import walk
 
 ATOM = 8  # rows after which the swizzle of shared memory repeats
 
@@ -33,4 +35,20 @@ def refusal(program: Program, problem: Problem) -> str | None:
     for capture in program.graph.captures:
         if capture.dtype not in _CAPTURED:
             return f"a captured tensor is {capture.dtype}; use float32 or a smaller type"
+    for node in walk(*program.graph.roots):
+        wide = [n for n in _integers(node.attr) if not -(2**31) <= n < 2**31]
+        if wide:
+            return (
+                f"the kernels compute integers in 32 bits, and {wide[0]} in the mask, score mod or "
+                "sink needs more; compute what needs more outside the function and capture it"
+            )
     return None
+
+
+def _integers(attribute: object) -> Iterator[int]:
+    """The integers in a node's attribute."""
+    if isinstance(attribute, tuple):
+        for part in attribute:
+            yield from _integers(part)
+    elif isinstance(attribute, int):
+        yield attribute

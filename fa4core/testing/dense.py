@@ -24,7 +24,7 @@ from primitives.sequence import Layout
 Tensor = torch.Tensor
 
 #: Largest relative error of functions that kernels approximate in score mods of half types.
-QUICK_ERROR = {"tanh": 6.6e-4}
+QUICK_ERROR = {"tanh": 6.6e-4, "exp": 9e-5, "exp2": 9e-5, "sigmoid": 9e-5}
 
 
 @attrs.frozen(eq=False)

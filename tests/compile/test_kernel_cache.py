@@ -174,6 +174,47 @@ def test_a_folder_that_can_not_be_written_is_a_warning(compiled, monkeypatch, tm
         assert cache.obtain(a_kernel()).ptx == "ptx"
 
 
+def test_the_folder_keeps_what_was_used_last(compiled, monkeypatch):
+    folder, names = disk.folder(), "abc"
+    for label in reversed(names):
+        cache.obtain(a_kernel(spec=Size(label=label)))
+    for age, label in enumerate(names):  # a is the oldest
+        entry_of = disk._place(a_kernel(spec=Size(label=label)))
+        os.utime(entry_of, (1000 + age, 1000 + age))
+    size = entry_of.stat().st_size
+    abandoned, other = folder / ".writing-old", folder / "notes.txt"
+    for file in (abandoned, other):
+        file.write_bytes(b"x" * size)
+        os.utime(file, (0, 0))
+    (folder / ".writing-now").touch()
+    cache.clear()
+    cache.obtain(a_kernel(spec=Size(label="a")))  # read: now b is the oldest
+    monkeypatch.setenv("FA4CORE_CACHE_MB", str(3.5 * size / 1e6))
+    cache.obtain(a_kernel(spec=Size(label="d")))
+    cache.clear()
+    compiled.clear()
+    for label in "dcab":
+        cache.obtain(a_kernel(spec=Size(label=label)))
+    assert [kernel.spec.label for kernel in compiled] == ["b"]
+    assert not abandoned.exists() and other.exists() and (folder / ".writing-now").exists()
+
+
+def test_the_entry_that_is_written_stays_however_little_room_there_is(compiled, monkeypatch):
+    monkeypatch.setenv("FA4CORE_CACHE_MB", "0")
+    for label in "ab":
+        cache.obtain(a_kernel(spec=Size(label=label)))
+    assert len(list(disk.folder().glob("*.zip"))) == 1
+    cache.clear()
+    cache.obtain(a_kernel(spec=Size(label="b")))
+    assert len(compiled) == 2
+
+
+def test_a_limit_that_is_no_number_is_refused(compiled, monkeypatch):
+    monkeypatch.setenv("FA4CORE_CACHE_MB", "many")
+    with pytest.raises(ValueError, match="FA4CORE_CACHE_MB='many'; megabytes"):
+        cache.obtain(a_kernel())
+
+
 def test_memory_holds_so_many_kernels(compiled, monkeypatch):
     monkeypatch.setattr(cache, "MOST", 2)
     for rows in (1, 2, 1, 3):  # the last pushes out rows=2, which was not used lately

@@ -83,11 +83,17 @@ def main() -> None:
     pairs = list(itertools.combinations_with_replacement(range(len(FEATURES)), 2))
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         results = pool.map(_run, pairs, chunksize=4)
-        shown = track(results, "cells", len(pairs), console=Console(stderr=True))
-        cells = dict(zip(pairs, shown, strict=True))
-    wrong = [cell for cell in cells.values() if isinstance(cell, str)]
-    if wrong:
-        sys.exit("\n\n".join([f"{len(wrong)} cells are wrong; no page is written", *wrong]))
+        console = Console(stderr=True)
+        cells: dict[tuple[int, int], Cell] = {}
+        for pair, cell in zip(
+            pairs, track(results, "cells", len(pairs), console=console), strict=True
+        ):
+            if isinstance(cell, str):
+                console.print(cell, markup=False)
+            else:
+                cells[pair] = cell
+    if len(cells) < len(pairs):
+        sys.exit(f"{len(pairs) - len(cells)} cells are wrong; no page is written")
     print(page(cells), end="")
 
 

@@ -246,10 +246,11 @@ def test_the_exp_policy_does_not_depend_on_how_tiles_are_merged(monkeypatch):
     q, k, v = (t.detach().float() for t in tensors((1, 300, 2, 16), *[(1, 300, 2, 16)] * 2))
     variant = Variant(mask=mask.causal(), exp=exp.mixed(1, 0.25))
     wide = attention(q, k, v, variant)
-    monkeypatch.setattr(work, "MAX_SCORES", 1)
-    torch.testing.assert_close(attention(q, k, v, variant), wide, atol=1e-2, rtol=0)
     exact = attention(q, k, v, Variant(mask=mask.causal(), exp=exp.hardware()))
-    assert (wide - exact).abs().max() > 1e-3
+    monkeypatch.setattr(work, "MAX_SCORES", 1)
+    narrow = attention(q, k, v, variant)
+    # Maxima are others, and so is each polynomial's error; which keys it computes is not.
+    assert (narrow - wide).square().mean() < (wide - exact).square().mean() / 8
 
 
 # ------------------------------------------------------------------------------ what it is made of
@@ -273,7 +274,7 @@ def test_any_tile_size_and_any_chunk_gives_the_same(tile_q, tile_k, most, monkey
         tile_q=tile_q,
         tile_k=tile_k,
     )
-    call = Call(variant.program, problem, tiles, None, 8**-0.5, tile_q, tile_k)
+    call = Call(variant.program, problem, lambda: tiles, None, 8**-0.5, tile_q, tile_k)
     out, lse, _ = forward(call, q, k, v)
     expected = oracle(q, k, v, variant)
     torch.testing.assert_close(out, expected[0])

@@ -80,6 +80,11 @@ def test_quick_functions_by_both_units(fraction: float) -> None:
     execute(f"Variant(score=score.softcap(2.0), {policy})", shape, contents="outliers")
     logistic = "lambda score, b, h, q_idx, kv_idx: torch.sigmoid(score) * torch.exp(-score.abs())"
     execute(f"Variant(score=score.define({logistic}), {policy})", shape, dtype="float16")
+    far = (
+        "lambda score, b, h, q_idx, kv_idx: torch.exp(score / 4) - torch.sigmoid(score * 1e4) + "
+        "torch.minimum(torch.exp2(score * (kv_idx * 20)), torch.full_like(score, 3.0))"
+    )  # from 0 to infinity
+    execute(f"Variant(score=score.define({far}), {policy})", shape)
 
 
 def test_captured_tables_of_any_layout_share_a_kernel() -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from emulated import execute
 
-from fa4core import Variant
+from fa4core import Variant, ops
 from fa4core.plan.groups import group_map
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, tile_map
@@ -74,3 +74,17 @@ def test_the_map_of_a_group_is_the_union_of_its_heads() -> None:
             expected = np.where(all_empty, EMPTY, np.where(all_full, FULL, PARTIAL))
             assert (groups.dense(b, h) == expected).all()
     assert groups.counts()[FULL] > 0
+
+
+def test_only_the_tile_map_that_is_used_is_made(monkeypatch) -> None:
+    """The map of tiles that aren't packed is none of the kernel's."""
+
+    def refuse(*_, **__):
+        raise AssertionError("nobody asked for it")
+
+    monkeypatch.setattr(ops, "tile_map", refuse)
+    packed = Schedule(coordinates="packed_gqa")
+    problem = Problem(2, 8, 2, 64, 64, (1, 1), (300, 400))
+    assert len(ops.kernels_of(Variant(schedule=packed), [problem], "sm100", 1.0, False)) == 1
+    with pytest.raises(AssertionError, match="nobody asked"):
+        ops.kernels_of(Variant(), [problem], "sm100", 1.0, False)

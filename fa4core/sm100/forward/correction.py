@@ -96,7 +96,7 @@ class CorrectionWork(Fixed):
 
     @touches(lambda t: (reads("stats", t),))
     def rows(self, t: int) -> tuple[cutlass.Float32, cutlass.Float32]:
-        """Sum and applied maximum."""
+        """Sum, and the applied maximum in natural units."""
         return self.stats[0, self.thread, t], self.stats[1, self.thread, t]
 
     @touches(lambda t, factor: (reads("o", t), writes("o", t)))
@@ -111,10 +111,10 @@ class CorrectionWork(Fixed):
         part, base = self._join(item, row, applied)
         whole = total * part
         if self.mods.has_sink:
-            logit = self._sink(item, row) * LOG2E
-            whole = whole + cute.math.exp2(logit - base, fastmath=True)
+            logit = self._sink(item, row)
+            whole = whole + cute.math.exp2((logit - base) * LOG2E, fastmath=True)
         whole = select(applied == NEVER, 1.0, whole, "float")
-        lse = (base + cute.math.log2(whole)) * LN2
+        lse = base + cute.math.log2(whole) * LN2
         self._write(self.lse, item, row, self._lse(item, row, applied, lse))
         return part * cute.arch.rcp_approx(whole)
 
@@ -165,10 +165,9 @@ class CorrectionWork(Fixed):
         """The factor of everything accumulated, and the maximum that the result is relative to."""
         if not self.mods.has_sink:
             return cutlass.Float32(1.0), applied
-        logit = self._sink(item, row) * LOG2E
-        base = cute.arch.fmax(applied, logit)
+        base = cute.arch.fmax(applied, self._sink(item, row))
         base = select(base == NEVER, 0.0, base, "float")
-        return cute.math.exp2(applied - base, fastmath=True), base
+        return cute.math.exp2((applied - base) * LOG2E, fastmath=True), base
 
     def _lse(self, item: Any, row: Any, applied: Any, lse: Any) -> Any:
         """LSE, right for rows with nothing to attend to, too."""

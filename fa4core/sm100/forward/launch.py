@@ -83,10 +83,12 @@ def workspaces(call: Call, spec: Spec, out: Shape, rows: Shape) -> tuple[Shape, 
 
 def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> Metadata:
     """The plan of a call; see `Metadata` for what else may use it."""
-    assert isinstance(call.tiles, TileMap)
-    problem, tiles = call.problem, call.tiles
-    if spec.packed > 1:
+    problem = call.problem
+    if spec.packed > 1:  # the tile map is another one then
         problem, tiles = packed(call.program, problem, spec.packed)
+    else:
+        assert isinstance(call.tiles, TileMap)
+        tiles = call.tiles
     return metadata(problem, tiles, spec.side, schedule_of(call), place, device)
 
 
@@ -130,6 +132,14 @@ def _captured(tensor: Tensor | None) -> Tensor:
     tensor = tensor.detach()
     if tensor.numel() == 0:
         tensor = tensor.new_zeros((1,) * tensor.dim())  # nothing that counts reads it
+    if tensor.dtype == torch.int64:
+        low, high = (int(n) for n in tensor.aminmax())
+        if not -(2**31) <= low <= high < 2**31:
+            raise ValueError(
+                f"a captured tensor of shape {tuple(tensor.shape)} (int64) holds {low}..{high}; "
+                "the kernels compute integers in 32 bits: capture smaller numbers, or use "
+                "backend='reference'"
+            )
     if tensor.dtype == torch.bool:
         tensor = tensor.to(torch.uint8)
     # viewed twice, so that dimensions of extent 1 get the stride that row-major tensors have

@@ -9,6 +9,7 @@ inside; on PARTIAL tiles, the index of every captured tensor is clamped.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import cutlass
@@ -58,7 +59,14 @@ class Mods(Fixed):
         return sum(map(_length, walk(*roots))) > UNROLLED
 
     def apply(
-        self, scores: cute.Tensor, item: Any, row: Row, first: Any, partial: bool, scale: Any
+        self,
+        scores: cute.Tensor,
+        item: Any,
+        row: Row,
+        first: Any,
+        partial: bool,
+        scale: Any,
+        column: Callable[[int], int] = lambda i: i,
     ) -> None:
         """Modify (and on partial tiles mask) some scores of a row, in place.
 
@@ -69,21 +77,25 @@ class Mods(Fixed):
             first: Index of the first key.
             partial: Whether the tile is PARTIAL; else every pair inside is attended to.
             scale: Factor on q . k.
+            column: Place of the i-th score behind `first`.
         """
         scope = self._row(item, row, partial)
         if not self.plain:
             scope.hoist([self.score])
-        for start in range(0, cute.size(scores), BITS):
-            live = Predicate(self.live, scope, first + start)
-            for i in range(start, min(start + BITS, cute.size(scores))):
-                value = scores[i] if self.plain else scores[i] * scale
-                if not self.plain:
-                    unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
-                    value = as_float(scope.element(first + i, value, unit).value(self.score))
-                if partial:
-                    holds = live.at(i - start, scope.element(first + i))
-                    value = select(holds, value, NEVER, "float")
-                scores[i] = value
+        start = -BITS
+        for i in range(cute.size(scores)):
+            at = column(i)
+            if at >= start + BITS:
+                start = at // BITS * BITS
+                live = Predicate(self.live, scope, first + start)
+            value = scores[i] if self.plain else scores[i] * scale
+            if not self.plain:
+                unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
+                value = as_float(scope.element(first + at, value, unit).value(self.score))
+            if partial:
+                holds = live.at(at - start, scope.element(first + at))
+                value = select(holds, value, NEVER, "float")
+            scores[i] = value
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
         """The sink's logit of a row, natural units."""

@@ -54,8 +54,11 @@ class _Listed:
         return index + 1
 
 
-def plan_of(spec: Spec, blocks: Sequence[int]) -> Plan:
-    """A plan of work tiles with these numbers of key blocks, for one CTA or pair of CTAs."""
+def plan_of(spec: Any, blocks: Sequence[int]) -> Plan:
+    """A plan of work tiles with these numbers of key blocks, for one CTA or pair of CTAs.
+
+    `spec` is any skeleton's: it says how many tiles there are, and whether a queue hands them out.
+    """
     zero = Item(*[0] * FIELDS)
     items: list[tuple[int, ...]] = []
     runs: list[tuple[int, ...]] = []

@@ -23,11 +23,11 @@ from fa4core.sm100.forward.exp import exp2_row
 from fa4core.sm100.forward.rows import results_batch, row_of, write_row
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 
-LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
 NEVER = -math.inf
 WIDTH = TILE // PARTS  # scores of a part
 CHAINS = 4  # independent maxima and sums of a row, or each would wait for the one before it
+EXPONENT = 0xFF << 23  # its bits in a float32
 LONG = 16  # columns at a time of mods with long code
 
 
@@ -57,10 +57,11 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                         stats.arrive(t)
                         stats_free.advance()
                     begun = True
+                    exponent = rows.exponent
                     for part in range_of_parts:
-                        work.store_p(t, part, scores, rows)
+                        work.store_p(t, part, scores, exponent)
                     p.arrive(t)
-                    work.store_p_last(t, scores, rows)
+                    work.store_p_last(t, scores, exponent)
                     p_last.arrive(t)
                     rows.add(scores)  # behind the arrivals: nobody waits for the sum
                     s.advance()
@@ -77,7 +78,13 @@ range_of_parts = tuple(range(PARTS - 1))
 
 
 class Rows:
-    """Statistics of a thread's row, log2 domain; `factor` multiplies scores on their way there."""
+    """Statistics of a thread's row, of scores before they are scaled to the log2 domain.
+
+    Attributes:
+        applied, highest: The maximum that was applied, and the true one.
+        total: Of the weights.
+        factor: Of scores on their way to the log2 domain, positive.
+    """
 
     def __init__(self, spec: Spec, factor: Any, values: tuple | None = None):
         self.spec, self.factor = spec, factor
@@ -100,10 +107,11 @@ class Rows:
             c = i // 2 % CHAINS  # with two scores at once: one instruction of three operands
             peaks[c] = cute.arch.fmax(cute.arch.fmax(peaks[c], scores[i]), scores[i + 1])
         peak = functools.reduce(cute.arch.fmax, peaks)
-        self.highest = cute.arch.fmax(self.highest, peak * self.factor)
-        grown = self.highest - self.applied > self.spec.threshold  # false for -inf - -inf
+        self.highest = cute.arch.fmax(self.highest, peak)
+        growth = (self.highest - self.applied) * self.factor
+        grown = growth > self.spec.threshold  # false for -inf - -inf
         applied = select(grown, self.highest, self.applied, "float")
-        change = select(grown, self.applied - applied, 0.0, "float")
+        change = select(grown, -growth, 0.0, "float")
         shrink = cute.math.exp2(change, fastmath=True)
         self.applied = applied
         self.total = self.total * shrink
@@ -118,9 +126,19 @@ class Rows:
         self.total = self.total + (low + high)
 
     @property
-    def shift(self) -> cutlass.Float32:
-        """What is subtracted from scaled scores: never infinite."""
-        return select(self.applied == NEVER, 0.0, self.applied, "float")
+    def exponent(self) -> tuple[cutlass.Float32, cutlass.Float32]:
+        """Factor and shift of a score on its way to a weight's exponent; never infinite.
+
+        The shift is a rounded product. What rounding took is in every exponent of the row, which is
+        harmless unless weights overflow (`Spec.far`). There, different scores are so far apart that
+        one has all the weight, and a power of two for a factor makes the product exact.
+        """
+        base = select(self.applied == NEVER, 0.0, self.applied, "float")
+        shift = base * self.factor
+        near = cute.arch.fmax(shift, -shift) < self.spec.far
+        power = (self.factor.bitcast(cutlass.Int32) & EXPONENT).bitcast(cutlass.Float32)
+        factor = select(near, self.factor, power, "float")
+        return factor, base * factor
 
 
 class SoftmaxWork(Fixed):
@@ -148,6 +166,10 @@ class SoftmaxWork(Fixed):
     def factor(self) -> Any:
         """On the way to the log2 domain; mods take and give scores in natural units."""
         return self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
+
+    def natural(self, score: Any) -> Any:
+        """A score in natural units."""
+        return score * self.scale if self.mods.plain else score
 
     def start(self) -> Rows:
         return Rows(self.spec, self.factor)
@@ -207,26 +229,26 @@ class SoftmaxWork(Fixed):
     @touches(lambda t, rows: (writes("stats", t),))
     def post_rows(self, t: Any, rows: Rows) -> None:
         self.stats[0, self.thread, t] = rows.total
-        self.stats[1, self.thread, t] = rows.applied
+        self.stats[1, self.thread, t] = self.natural(rows.applied)
 
     def write_maximum(self, item: Any, t: Any, rows: Rows) -> None:
         """The row's true maximum, natural units, to global memory."""
         row = row_of(self.spec, item, t, self.thread)
         batch = results_batch(self.spec, item, self.batches)
-        write_row(self.row_max, item, row, batch, rows.highest * LN2)
+        write_row(self.row_max, item, row, batch, self.natural(rows.highest))
 
-    @touches(lambda t, part, scores, rows: (writes("p", t),))
-    def store_p(self, t: Any, part: int, scores: cute.Tensor, rows: Rows) -> None:
+    @touches(lambda t, part, scores, exponent: (writes("p", t),))
+    def store_p(self, t: Any, part: int, scores: cute.Tensor, exponent: tuple) -> None:
         """Make a part of the scores weights, and write them; a fence after the last but one."""
-        self._store(t, part, scores, rows, fence=part == PARTS - 2)
+        self._store(t, part, scores, exponent, fence=part == PARTS - 2)
 
-    @touches(lambda t, scores, rows: (writes("p_last", t),))
-    def store_p_last(self, t: Any, scores: cute.Tensor, rows: Rows) -> None:
-        self._store(t, PARTS - 1, scores, rows, fence=True)
+    @touches(lambda t, scores, exponent: (writes("p_last", t),))
+    def store_p_last(self, t: Any, scores: cute.Tensor, exponent: tuple) -> None:
+        self._store(t, PARTS - 1, scores, exponent, fence=True)
 
-    def _store(self, t: Any, part: int, scores: cute.Tensor, rows: Rows, fence: bool) -> None:
+    def _store(self, t: Any, part: int, scores: cute.Tensor, exponent: tuple, fence: bool) -> None:
         first, columns = part * WIDTH, WIDTH // 2
-        exp2_row(self.spec, scores, range(first, first + WIDTH), rows.factor, rows.shift)
+        exp2_row(self.spec, scores, range(first, first + WIDTH), *exponent)
         weights = cute.make_tensor(scores.iterator + first, cute.make_layout(WIDTH))
         rounded = cute.make_rmem_tensor(cute.make_layout(WIDTH), self.dtype)
         rounded.store(weights.load().to(self.dtype))

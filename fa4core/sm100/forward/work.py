@@ -81,27 +81,37 @@ class Plan(Fixed):
 
     `items` and `runs` are indexed as `table[row, field]`: device tensors, or lists of tuples in the
     checker through `rows`. `source` makes a role's end of the work source from its endpoints.
-    `share` is what the role's CTA has of a work tile.
+    `uniform` tells the compiler that what was read is the same in all threads of a warp, so that
+    loops over it don't count as divergent. `share` is what the role's CTA has of a work tile.
     """
 
     def __init__(
-        self, items: Any, runs: Any, count: Any, source: Callable[[Ends], Any], share: Share
+        self,
+        items: Any,
+        runs: Any,
+        count: Any,
+        source: Callable[[Ends], Any],
+        share: Share,
+        uniform: Callable[[Any], Any] = lambda number: number,
     ):
         self.items, self.runs, self.count, self.source = items, runs, count, source
-        self.share = share
+        self.share, self.uniform = share, uniform
 
     def item(self, index: Any) -> Item:
         """The CTA's share of a work tile, as a work tile of its own."""
-        item = Item(*(self.items[index, i] for i in range(FIELDS)))
+        item = Item(*(self.uniform(self.items[index, i]) for i in range(FIELDS)))
         if self.share.ctas == 1:
             return item
         return attrs.evolve(item, tile=item.tile * self.share.ctas + self.share.cta)
 
     def run(self, index: Any) -> Run:
-        return Run(*(self.runs[index, i] for i in range(RUN_FIELDS)))
+        return Run(*(self.uniform(self.runs[index, i]) for i in range(RUN_FIELDS)))
+
+    def kind(self, run: Run, t: Any) -> Any:
+        """Kind of the run for the CTA's query tile `t`."""
+        return (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
 
     def end(self, run: Run, t: Any, partial: bool) -> Any:
         """Where the run ends for the CTA's query tile `t` if it is of this kind; else its start."""
-        kind = (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
-        full = kind // FULL  # arithmetic, because a device value can't branch here
+        full = self.kind(run, t) // FULL  # arithmetic, because a device value can't branch here
         return run.first + (run.end - run.first) * (1 - full if partial else full)

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-METHODS = ("wait", "arrive", "advance", "drain")
+METHODS = ("wait", "arrive", "advance", "drain", "settle", "stored")
 
 
 @attrs.frozen
@@ -28,7 +28,7 @@ class Bug:
 
 
 def bugs(role: str, function: Callable[..., Any]) -> Iterator[Bug]:
-    """The function without each of its waits, arrivals and advances, and with waits doubled."""
+    """The function without each of its waits, arrivals, advances and drains, and some doubled."""
     plain = getattr(function, "__wrapped__", function)
     source = textwrap.dedent(inspect.getsource(plain))
     for number, statement in enumerate(_statements(ast.parse(source))):

@@ -1,0 +1,54 @@
+"""Times GPU functions against each other: interleaved, so that clocks and heat hit all alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import attrs
+import torch
+
+ROUNDS = 9
+LEAST_MS = 2.0  # of one timed stretch
+
+
+@attrs.frozen
+class Time:
+    """Milliseconds of one call: the median over rounds, and their spread (75 % - 25 %)."""
+
+    median: float
+    spread: float
+
+
+def _stretch(function: Callable[[], object], calls: int) -> tuple[torch.cuda.Event, ...]:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        function()
+    end.record()
+    return begin, end
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
+) -> dict[str, Time]:
+    """Time of each function; in each round, each runs for a few milliseconds."""
+    calls = {}
+    for name, function in functions.items():
+        for _ in range(2):
+            function()
+        begin, end = _stretch(function, 3)
+        end.synchronize()
+        calls[name] = max(1, round(LEAST_MS / max(begin.elapsed_time(end) / 3, 1e-3)))
+    seen: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        events = {name: _stretch(f, calls[name]) for name, f in functions.items()}
+        torch.cuda.synchronize()
+        for name, (begin, end) in events.items():
+            seen[name].append(begin.elapsed_time(end) / calls[name])
+    return {name: _time(times) for name, times in seen.items()}
+
+
+def _time(times: list[float]) -> Time:
+    quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [0.0, 0.0, 0.0]
+    return Time(statistics.median(times), quarters[2] - quarters[0])

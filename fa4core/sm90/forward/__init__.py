@@ -1,0 +1,1 @@
+"""The forward kernel, one file for each role."""

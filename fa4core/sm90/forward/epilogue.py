@@ -1,0 +1,113 @@
+"""The end of a work tile: O normalised, through shared memory to global; LSE and row maximum."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cutlass import cute
+from cutlass.cute.nvgpu import warp
+
+from fa4core.lowering.cute import select
+from fa4core.pipeline.device import meet
+from fa4core.pipeline.effects import Fixed
+from fa4core.sm90.forward.load import partition
+from fa4core.sm90.forward.rows import HALVES, NEVER, Rows, half_of, over_quad
+from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm100.forward.rows import Row
+
+LN2 = math.log(2.0)
+LOG2E = math.log2(math.e)
+
+
+class Epilogue(Fixed):
+    """Finishes a warpgroup's rows.
+
+    Attributes:
+        copy: This warpgroup's number.
+        thread: 0..127 within it.
+        product: The tiled MMA whose accumulator O is.
+        shared: (64, d_v, tiles) in shared memory, swizzled.
+        atom, out: TMA's store and its view of the output, as `kernel` makes them.
+        lse, row_max: (seqlen_q, heads, batch) in global memory.
+        mods: For the sink.
+    """
+
+    def __init__(self, spec: Spec, copy, thread, product, shared, atom, out, lse, row_max, mods):
+        self.spec, self.copy, self.thread, self.product = spec, copy, thread, product
+        self.shared, self.atom, self.out = shared, atom, out
+        self.lse, self.row_max, self.mods = lse, row_max, mods
+
+    def wait(self) -> None:
+        """Until the rows stored before have been read from shared memory."""
+        _wait(self.thread)
+        meet(self.spec.pipeline, "consumer", self.copy)
+
+    def finish(self, o: cute.Tensor, rows: Rows, item: Any, t: Any) -> None:
+        lane = self.thread % 32
+        first = (item.tile * self.spec.tiles + t) * ROWS + self.thread // 32 * 16 + lane // 4
+        for half in HALVES:
+            row = first + 8 * half
+            inverse, lse, highest = self._statistics(item, row, rows, half)
+            values = half_of(o, half)
+            for i in range(cute.size(values)):
+                values[i] = values[i] * inverse
+            _write_row(self.lse, item, row, lane % 4, lse)
+            _write_row(self.row_max, item, row, lane % 4, highest)
+        self._stage(o, t)
+
+    def _stage(self, o: cute.Tensor, t: Any) -> None:
+        """O, rounded, into shared memory."""
+        rounded = cute.make_rmem_tensor(o.layout, self.shared.element_type)
+        rounded.store(o.load().to(self.shared.element_type))
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.shared.element_type)
+        tiled = cute.make_tiled_copy_C(atom, self.product)
+        place = tiled.get_slice(self.thread).partition_D(self.shared[(None, None, t)])
+        cute.copy(atom, tiled.retile(rounded), place)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    def store(self, item: Any, t: Any) -> None:
+        meet(self.spec.pipeline, "consumer", self.copy)
+        row = (item.tile * self.spec.tiles + t) * ROWS
+        of, to = partition(
+            self.atom, self.shared, self.out, (ROWS, self.spec.d_v), 0,
+            row, item.seqlen_q, item.start_q, item.h, item.b_q,
+        )  # fmt: skip
+        _store(self, of[(None, t)], to, row < item.seqlen_q)
+
+    def _statistics(self, item: Any, row: Any, rows: Rows, half: int) -> tuple[Any, Any, Any]:
+        """The factor that normalises the row, its LSE and its maximum, natural units."""
+        applied = rows.applied[half]
+        highest = over_quad(rows.highest[half], cute.arch.fmax)
+        whole = over_quad(rows.total[half], lambda a, b: a + b)
+        part, base, empty = 1.0, applied, NEVER
+        if self.mods.has_sink:
+            empty = self.mods.sink_of(item, Row(row, item.h))
+            logit = empty * LOG2E
+            base = cute.arch.fmax(applied, logit)
+            base = select(base == NEVER, 0.0, base, "float")
+            part = cute.math.exp2(applied - base, fastmath=True)
+            whole = whole * part + cute.math.exp2(logit - base, fastmath=True)
+        whole = select(applied == NEVER, 1.0, whole, "float")
+        lse = (base + cute.math.log2(whole, fastmath=True)) * LN2
+        inverse = cute.arch.rcp_approx(whole)
+        return part * inverse, select(applied == NEVER, empty, lse, "float"), highest * LN2
+
+
+@cute.jit
+def _wait(thread: Any):
+    if thread < 32:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def _store(work: Any, of: Any, to: Any, inside: Any):
+    if (work.thread < 32) & inside:
+        cute.copy(work.atom, of, to)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def _write_row(to: cute.Tensor, item: Any, row: Any, column: Any, value: Any):
+    if (row < item.seqlen_q) & (column == 0):
+        to[item.start_q + row, item.h, item.b_q] = value

@@ -1,0 +1,130 @@
+"""What a Hopper forward kernel is compiled for, and the pipeline that follows from it.
+
+Plain values: nothing here imports the DSL. The protocol in words: a producer warp brings Q of every
+consumer warpgroup, and K and V block by block, each in a ring of its own. A consumer warpgroup owns
+64 queries. It issues S of the next block and O += P V of this one together, waits for S only, and
+computes the next P while the tensor core still works on O (FlashAttention-3, section 3.2). The
+consumers take turns at issuing (section 3.1), so that one computes exponentials while another's
+products run.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import attrs
+
+from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
+from fa4core.pipeline.layout import Placed, place
+from fa4core.sm90.forward.tuning import Shape
+from primitives.exp import Exp
+
+ROWS = 64  # queries of a warpgroup: M of every wgmma
+
+MAX_HEAD_DIM = 256
+
+
+@attrs.frozen(slots=False)
+class Spec:
+    """A forward kernel.
+
+    Attributes:
+        graph: Mask, score mod and sink as canonical text (`VariantGraph.dump`).
+        dtype: "bfloat16" or "float16".
+        head_dim, head_dim_v: Of the problem.
+        shape: Tile, stages and registers; see `tuning`.
+        exp: How exponentials are computed.
+        threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
+        negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
+            is then not the scaled maximum of scores.
+        row_max: Whether row maxima are wanted; else what is written is no more than a lower bound.
+        target: Name of the target.
+    """
+
+    graph: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    shape: Shape
+    exp: Exp = attrs.field(factory=Exp)
+    threshold: float = 8.0
+    negative_scale: bool = False
+    row_max: bool = True
+    target: str = "sm90"
+
+    @property
+    def d(self) -> int:
+        """Head dim of the tiles: what an MMA step of 16 divides. TMA fills it up with zeros."""
+        return -(-self.head_dim // 16) * 16
+
+    @property
+    def d_v(self) -> int:
+        return -(-self.head_dim_v // 16) * 16
+
+    @property
+    def tiles(self) -> int:
+        """Query tiles side by side: consumer warpgroups."""
+        return self.shape.groups
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether work tiles come from a queue; Hopper has none in hardware."""
+        return False
+
+    @property
+    def keys(self) -> int:
+        """Keys of a block."""
+        return self.shape.keys
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        tiles, stages = self.tiles, self.shape.stages
+        tma, warps = How.TMA, How.WARPS
+        turn = Signal("turn", (("consumer", How.THREADS),), "consumer", copies=tiles, named=True)
+        return Pipeline(
+            roles=(
+                Role("load", 0, 1, registers=self.shape.producer),
+                Role("spare", 1, 3, registers=self.shape.producer),  # fills the warpgroup
+                Role("consumer", 4, 4, copies=tiles, registers=self.shape.consumer),
+            ),
+            signals=(
+                Signal("q_full", (("load", tma),), "consumer", copies=tiles),
+                Signal("q_empty", (("consumer", warps),), "load", copies=tiles, passed=True),
+                Signal("k_full", (("load", tma),), "consumer", stages=stages),
+                Signal("k_empty", (("consumer", warps),), "load", stages=stages, passed=True),
+                Signal("v_full", (("load", tma),), "consumer", stages=stages),
+                Signal("v_empty", (("consumer", warps),), "load", stages=stages, passed=True),
+                *((turn,) if self.shape.turns and tiles > 1 else ()),
+            ),
+            smem=self._shared(apart=self._bytes(apart=True) <= Limits().smem_bytes),
+            rmem=(
+                Region("s", ROWS * self.keys, stages=tiles),
+                Region("p", ROWS * self.keys // 2, stages=tiles),
+                Region("next", ROWS * self.keys // 2, stages=tiles),
+                Region("o", ROWS * self.d_v, stages=tiles),
+            ),
+        )
+
+    def _shared(self, apart: bool) -> tuple[Region, ...]:
+        """Regions of shared memory; finished rows have one of their own only if it fits."""
+        rows = Region("rows", ROWS * self.d_v * 2, stages=self.tiles, align=1024)
+        q_bytes = ROWS * (self.d if apart else max(self.d, self.d_v)) * 2
+        return (
+            Region("barriers", 512, align=1024),
+            Region("q", q_bytes, stages=self.tiles, align=1024),
+            rows if apart else attrs.evolve(rows, inside="q", align=1),
+            Region("k", self.keys * self.d * 2, stages=self.shape.stages, align=1024),
+            Region("v", self.keys * self.d_v * 2, stages=self.shape.stages, align=1024),
+        )
+
+    def _bytes(self, apart: bool) -> int:
+        placed = place(self._shared(apart), 1 << 30, "bytes")
+        return max(p.offset + p.stride * p.region.stages for p in placed.values())
+
+    @cached_property
+    def smem(self) -> dict[str, Placed]:
+        return place(self.pipeline.smem, self.pipeline.limits.smem_bytes, "bytes")
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(p.offset + p.stride * p.region.stages for p in self.smem.values())

@@ -1,0 +1,73 @@
+"""Tile shapes of the Hopper forward, by head dim: data, with the measurement that chose them.
+
+Measured on one H200 by `benchmarks/tune_sm90.py`: bf16, 32,768 tokens in sequences of 8,192, hidden
+size 2,048, candidates and FlashAttention-4 interleaved; TFLOP/s, medians, run-to-run spread 1 to
+3 %.
+
+| d | shape | causal | full | window 1024 |
+|---|---|---|---|---|
+| 128 | 2 x 64 rows, 112 keys | 591 | 691 | |
+| 128 | 2 x 64 rows, 128 keys | 639 | 708 | 500 |
+| 128 | 2 x 64 rows, 144 keys | 609 | 708 | 410 |
+| 128 | 2 x 64 rows, 144 keys, no turns | 634 | 722 | 424 |
+| 128 | FlashAttention-4 beside them | 597 | 658 | 493 |
+| 64 | 2 x 64 rows, 128 keys | 450 | 463 | |
+| 64 | 3 x 64 rows, 96 keys | 497 | 533 | 345 |
+| 64 | 3 x 64 rows, 96 keys, no turns | 491 | 539 | 351 |
+| 64 | 3 x 64 rows, 112 keys, no turns | 495 | 556 | 327 |
+| 64 | 3 x 64 rows, 128 keys | 450 | 535 | 297 |
+| 64 | FlashAttention-4 beside them | 510 | 541 | 353 |
+
+Also measured and not taken: three stages of 96 keys (662 full at d = 128 against 708 for two of
+128); a quarter of the exponentials by polynomial (607 against 693; 510 against 535 at d = 64: the
+consumers wait for issue slots and for power before they wait for the MUFU unit); one work tile for
+each CTA instead of a persistent list (692 against 708 full, 446 against 500 with the window).
+Other head dims have the shapes that fit; they were not measured.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Shape:
+    """How a forward kernel is cut.
+
+    Attributes:
+        groups: Consumer warpgroups, 64 queries each.
+        keys: Keys of a block.
+        stages: Blocks of K, and of V, in shared memory.
+        consumer, producer: Registers of a thread.
+        turns: Whether the consumers take turns at issuing products.
+    """
+
+    groups: int
+    keys: int
+    stages: int = 2
+    consumer: int = 240
+    producer: int = 24
+    turns: bool = True
+
+
+_THREE = Shape(3, 96, consumer=160, producer=32, turns=False)
+
+#: By the larger of the head dims, up to and including: with a mask, and where all is attended to.
+SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
+    (64, _THREE, attrs.evolve(_THREE, keys=112)),
+    (96, Shape(2, 128), Shape(2, 128)),
+    (128, Shape(2, 128), Shape(2, 144, turns=False)),
+    (192, Shape(2, 96), Shape(2, 96)),
+    (256, Shape(2, 80), Shape(2, 80)),
+)
+
+
+def shape_of(head_dim: int, head_dim_v: int, rows: int, masked: bool) -> Shape:
+    """The shape for head dims, the longest sequence's queries, and whether there is a mask."""
+    d = max(head_dim, head_dim_v)
+    masks, all_of_it = next((m, a) for limit, m, a in SHAPES if d <= limit)
+    shape = masks if masked else all_of_it
+    needed = max(1, -(-rows // 64))
+    if needed >= shape.groups:
+        return shape
+    return attrs.evolve(shape, groups=needed, consumer=240, producer=24)

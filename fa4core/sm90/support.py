@@ -1,0 +1,19 @@
+"""What the Hopper forward kernel takes, and why not the rest. Imports no kernel and no DSL."""
+
+from __future__ import annotations
+
+from fa4core.plan.problem import Problem
+from fa4core.program import Program
+from fa4core.sm100 import support as common
+
+
+def refusal(program: Program, problem: Problem) -> str | None:
+    """Why the kernel can't run a program on a problem, or None if it can."""
+    if problem.page_size is not None:
+        return "the Hopper kernels take no paged keys yet"
+    schedule = program.schedule
+    if schedule is not None and schedule.coordinates != "heads":
+        return f"the Hopper kernels have coordinates='heads' only, not {schedule.coordinates!r}"
+    if schedule is not None and schedule.source == "dynamic":
+        return "Hopper has no work queue in hardware; use source='persistent' or 'one_tile'"
+    return common.refusal(program, problem)
