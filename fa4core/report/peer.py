@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from fa4core.compile.targets import Target
 from fa4core.emulator.host.disguise import known_hardware
 from fa4core.plan.problem import Problem
 from fa4core.variant import Variant
-from primitives import mask
+from primitives import mask, score
 
 
 def import_fa4() -> Any:
@@ -64,14 +66,32 @@ def fa4_arguments(variant: Variant) -> dict[str, Any]:
     Raises:
         NotImplementedError: No such arguments are known here.
     """
-    graph = variant.graph
-    if variant.score.name == "identity" and variant.sink is None:
-        for made, arguments in ((mask.full(), {}), (mask.causal(), {"causal": True})):
-            if graph.mask is Variant(mask=made).graph.mask:
-                return arguments
+    masks: list[tuple[Any, dict[str, Any]]] = [(mask.full(), {}), (mask.causal(), {"causal": True})]
+    if window := _numbers(r"sliding_window\((\d+), (\d+)\)", variant.mask.name):
+        left, right = map(int, window)
+        masks.append((mask.sliding_window(left, right), {"window_size": (left, right)}))
+    scores: list[tuple[Any, dict[str, Any]]] = [(Variant().score, {})]
+    if cap := _numbers(r"softcap\(([\d.]+)\)", variant.score.name):
+        scores.append((score.softcap(float(cap[0])), {"softcap": float(cap[0])}))
+    for (made, arguments), (scored, more) in itertools.product(masks, scores):
+        if _same(variant, Variant(mask=made, score=scored)):
+            return arguments | more
     raise NotImplementedError(
-        f"--peer fa4 compares full and causal attention, not {variant.mask.name}; compile the "
-        "peer's kernel yourself and give its cubin: --peer FILE"
+        "--peer fa4 compares full, causal and windowed attention, with softcap or without, not "
+        f"{variant.mask.name} with {variant.score.name}; compile the peer's kernel yourself and "
+        "give its cubin: --peer FILE"
+    )
+
+
+def _numbers(pattern: str, name: str) -> tuple[str, ...] | None:
+    found = re.fullmatch(pattern, name)
+    return found.groups() if found else None
+
+
+def _same(a: Variant, b: Variant) -> bool:
+    """Whether two variants compute the same, whatever they are called."""
+    return a.graph.dump() == b.graph.dump() and all(
+        torch.equal(x, y) for x, y in zip(a.arguments, b.arguments, strict=True)
     )
 
 

@@ -43,7 +43,7 @@ def time(
     says how far off published ones were. VARIANT and the options of its own are as for `explain`.
     """
     from fa4core.timing import subject
-    from fa4core.timing.match import NoMatch
+    from fa4core.timing.graph import NoMatch
     from fa4core.timing.problem import model
     from fa4core.timing.show import renderables
 

@@ -33,26 +33,23 @@ class Parameters:
         smem_bytes: Bytes that shared memory moves. `Rates.smem_bytes`.
         tmem_bytes: Bytes of tensor memory that a scheduler's warps move: a column of 32 lanes of
             32 bits a clock. Assumed.
-        tma_bytes: Bytes that reach an SM from the L2 cache. 64, as from the crossbar port of an SM
-            since Volta (arXiv 1804.06826, section 3); assumed to hold here.
+        tma_bytes: Bytes that reach an SM from the L2 cache. Assumed.
         mma_latency: From the last product to the arrival that a commit makes. Assumed.
         tmem_load_latency: Of `tcgen05.ld` besides its transfer. Assumed.
         tmem_store_latency: Of `tcgen05.st` besides its transfer. Assumed.
-        shared_latency: Of a shared load without conflicts: 23 to 30 cycles on all GPUs measured in
-            arXiv 1804.06826 (table 3.1) and arXiv 2402.13499 (Hopper).
-        global_latency: Of an L2 hit: 200 to 270 cycles there; of global memory: 480 to 800. In
-            between, since such loads are few beside bulk copies.
-        bulk_load_latency: From a bulk load to its first byte. Hopper: about 170 cycles more than
-            a load of the same place (arXiv 2402.13499); assumed to hold for L2 hits with a
-            far partition among them.
-        bulk_store_latency: Until the source of a bulk store begins to be read. Assumed.
+        shared_latency: Of a shared load without conflicts. 20 to 30 cycles is what is stated for
+            Hopper (the-dsvolk.github.io/ai-perf/ai-infra/memory_request_life.html).
+        global_latency: Between an L2 hit, 222 to 339 cycles on an L40 (arXiv 2606.22588), and
+            global memory, 400 to 800 (the page above). Such loads are few beside bulk copies.
+        bulk_load_latency: From a bulk load to its first byte. An L2 hit as above, about 300 cycles
+            more from the far half of a B200 (SemiAnalysis, "Dissecting Nvidia Blackwell", 2026)
+            for every other byte, and what the unit itself takes, assumed to be 170.
         arrive_latency: From an arrival to the phase that it completes. Assumed.
         wait_latency: Until a test of a barrier is answered. Assumed to be that of a shared load.
         wake_latency: From a complete phase to a warp that sleeps for it. Assumed.
         retry_stalls: Stall counts between its sleep and its way back, in the retry that ptxas
             puts behind every wait: a second test and two branches.
-        remote_latency: More, for the barrier of another CTA of the cluster: 180 cycles for an
-            access of distributed shared memory (arXiv 2402.13499, Hopper).
+        remote_latency: More, for the barrier of another CTA of the cluster. Assumed.
         barrier_latency: Of `bar.sync` after the last warp's arrival. Assumed.
         cluster_latency: Of a cluster barrier. Assumed, like `remote_latency`.
         operand_latency: Until operands of an asynchronous instruction are read. Assumed.
@@ -76,7 +73,6 @@ class Parameters:
     shared_latency: float = 24
     global_latency: float = 500
     bulk_load_latency: float = 600
-    bulk_store_latency: float = 60
     arrive_latency: float = 16
     wait_latency: float = 24
     wake_latency: float = 16
@@ -97,9 +93,9 @@ class Parameters:
         return cls(mac=rates.mma / 2, smem_bytes=rates.smem_bytes)
 
 
-# Until the result of an instruction with a scoreboard is there, by opcode. MUFU, conversions and
-# special registers: of the order of arXiv 1804.06826, table 4.1, and arXiv 2402.13499; the rest is
-# assumed. Latencies of FMA and ALU instructions are in the stall counts.
+# Until the result of an instruction with a scoreboard is there, by opcode. Assumed; of the order
+# that microbenchmarks of older GPUs find (arXiv 1804.06826). Latencies of FMA and ALU instructions
+# are in the stall counts.
 _LATENCY = {
     "MUFU": 20, "F2F": 20, "F2I": 20, "I2F": 20, "FRND": 20, "POPC": 20, "FLO": 20, "BREV": 20,
     "SHFL": 24, "REDUX": 24, "S2R": 24, "S2UR": 24, "CS2R": 12, "R2UR": 12, "LDC": 40, "LDCU": 40,

@@ -9,27 +9,22 @@ averaged over seeds, because a single deterministic run can lock into one phase.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from functools import cached_property
 
 import attrs
 import numpy as np
 
-from fa4core.compile.sass_control import disassemble_with_control
 from fa4core.plan import makespan
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
-from fa4core.timing.match import Graph
 from fa4core.timing.parameters import Parameters
-from fa4core.timing.replay import Program, Replayed, program_of, replay
-from fa4core.timing.subject import Run, Subject
+from fa4core.timing.replay import Program, Replayed, replay
+from fa4core.timing.small import Small
+from fa4core.timing.subject import Subject
 from fa4core.variant import Variant
 
-BLOCK = 128  # keys
 SEEDS = 6
-#: Key blocks of the two lengths, where the problem has as many.
-FEW, MANY = 8, 16
 #: From the end of a CTA to the first instruction of the next one on its SM. Assumed.
 LAUNCH_CYCLES = 500
 
@@ -65,8 +60,10 @@ class Modelled:
         few, many, two: Replays by seed: the two lengths, and two tiles of the greater one by the
             same CTAs; empty if a CTA ends with its tile.
         program: What the greater length executes.
-        blocks_of_tiles: Key blocks of every work tile of the problem, natural order.
-        schedule_of: (durations of the tiles) -> cycles until the last SM is done.
+        work: The work tiles of the problem, natural order.
+        subject: The kernel, with its schedule.
+        sections: KV heads that fit the L2 cache together, for each sequence.
+        sms: Of the GPU.
         flop: Of the attended scores.
         clock_ghz: That the time is stated for.
         moving: Seconds to move inputs and outputs through global memory once.
@@ -82,6 +79,7 @@ class Modelled:
     program: Program
     work: makespan.WorkTiles
     subject: Subject
+    sections: np.ndarray
     sms: int
     flop: float
     clock_ghz: float
@@ -115,6 +113,11 @@ class Modelled:
         )
 
     @property
+    def whole_tile(self) -> Spread:
+        """Of a work tile of `blocks[1]` key blocks."""
+        return Spread(tuple(self._tile))
+
+    @property
     def _tile(self) -> list[float]:
         if self.two:
             return [t.cycles - m.cycles for m, t in zip(self.many, self.two, strict=True)]
@@ -123,7 +126,7 @@ class Modelled:
     @cached_property
     def cycles(self) -> Spread:
         """Of the whole problem."""
-        order = makespan.arrange(self.work, self.subject.schedule)
+        order = makespan.arrange(self.work, self.subject.schedule, self.sections)
         blocks = self.work.blocks[order]
         found = []
         for block, tile, setup in zip(
@@ -132,9 +135,8 @@ class Modelled:
             self.setup_cycles.values,
             strict=True,
         ):
-            done = makespan.loads(
-                blocks * block + tile, self.sms // self.ctas, self.subject.schedule.source
-            )
+            durations = np.maximum(blocks * block + tile, LAUNCH_CYCLES)
+            done = makespan.loads(durations, self.sms // self.ctas, self.subject.schedule.source)
             found.append(float(done.max(initial=0.0)) + setup)
         return Spread(tuple(found))
 
@@ -181,7 +183,7 @@ def model(
     hardware = planned(target)
     rates = hardware.measured
     parameters = parameters or Parameters.of(rates)
-    small = Measured.of(subject, variant, problem, target)
+    small = Small.of(subject, variant, problem, target)
     programs = small.programs
     few, many, two = (
         tuple(replay(p, rates, parameters, seed) for seed in range(seeds)) if p else ()
@@ -202,99 +204,9 @@ def model(
         program=programs[1],
         work=plan.work_tiles(small.rows),
         subject=subject,
+        sections=makespan.kv_heads_in_section(rates.l2_bytes, np.asarray(p.seqlens_k) * size),
         sms=rates.sms,
         flop=plan.attended * 2 * (p.head_dim + p.head_dim_v),
         clock_ghz=clock_ghz or rates.clock_ghz,
         moving=moved * size / (rates.hbm_tbps * 1e12),
     )
-
-
-@attrs.frozen(eq=False)
-class Measured:
-    """What small problems execute.
-
-    Attributes:
-        rows, ctas, blocks: As of `Modelled`.
-        programs: Of the two lengths, and of two tiles (None if no CTA takes two).
-    """
-
-    rows: int
-    ctas: int
-    blocks: tuple[int, int]
-    programs: tuple[Program, Program, Program | None]
-
-    @classmethod
-    def of(cls, subject: Subject, variant: Variant, problem: Problem, target: str) -> Measured:
-        """Run a subject on problems of one and of two work tiles."""
-        most = max(1, -(-max(problem.seqlens_k) // BLOCK))
-        lengths = (max(1, min(FEW, most // 2)), max(2, min(MANY, most)))
-        rows, ctas = _tile(subject, lengths[0] * BLOCK)
-        runs = [subject.run(rows, n * BLOCK, 1, ctas) for n in lengths]
-        blocks = [_blocks(variant, problem, target, rows, n) for n in lengths]
-        if blocks[0] == blocks[1]:
-            shorter = max(1, blocks[1] // 2)
-            runs[0] = subject.run(rows, shorter * BLOCK, 1, ctas)
-            blocks[0] = _blocks(variant, problem, target, rows, shorter)
-        if blocks[0] >= blocks[1]:
-            raise ValueError(
-                f"{lengths[0]} and {lengths[1]} blocks of keys give work tiles of {blocks[0]} and "
-                f"{blocks[1]} blocks to visit; the model needs two different numbers"
-            )
-        graph = _graph(runs[1])
-        programs = [program_of(_same(graph, runs[1], r), r.trace, 0, r.ctas) for r in runs]
-        pair = subject.run(rows, lengths[1] * BLOCK, 2, ctas)
-        started = {w.cta // pair.ctas for w in pair.trace.warps}
-        both = None
-        if len(started) == 1:
-            both = program_of(_same(graph, runs[1], pair), pair.trace, 0, pair.ctas)
-        return cls(rows, ctas, (blocks[0], blocks[1]), (programs[0], programs[1], both))
-
-
-def _tile(subject: Subject, keys: int) -> tuple[int, int]:
-    """Queries of a work tile and CTAs of a cluster, found out by a launch of 512 queries."""
-    probe = 512
-    found = subject.run(probe, keys, 1, 148)
-    return probe // max(1, found.clusters), found.ctas
-
-
-def _graph(run: Run) -> Graph:
-    codes = {code.kernel: (code, control) for code, control in disassemble_with_control(run.cubin)}
-    if run.kernel not in codes:
-        raise ValueError(f"there is no kernel {run.kernel} in its machine code")
-    return Graph(*codes[run.kernel], run.ptx)
-
-
-def _same(graph: Graph, of: Run, run: Run) -> Graph:
-    """The graph, if a run has the code that it was made from."""
-    return graph if run.cubin == of.cubin else _graph(run)
-
-
-def _blocks(variant: Variant, problem: Problem, target: str, rows: int, blocks: int) -> int:
-    """Key blocks that the work tile of a small problem visits."""
-    small = attrs.evolve(
-        problem, batch=1, heads_q=1, heads_kv=1, seqlens_q=(rows,), seqlens_k=(blocks * BLOCK,)
-    )
-    (visited,) = Plan(variant, small, planned(target)).work_tiles(rows).blocks.tolist()
-    return visited
-
-
-def sensitivity(
-    programs: Sequence[Program], blocks: tuple[int, int], target: str, factor: float = 1.5
-) -> dict[str, float]:
-    """Relative change of the cycles of a key block when one parameter is multiplied."""
-    rates = planned(target).measured
-    base = Parameters.of(rates)
-
-    def block(parameters: Parameters) -> float:
-        runs = [
-            np.mean([replay(p, rates, parameters, s).cycles for s in range(2)]) for p in programs
-        ]
-        return float(runs[1] - runs[0]) / (blocks[1] - blocks[0])
-
-    before = block(base)
-    return {
-        field.name: block(
-            attrs.evolve(base, **{field.name: getattr(base, field.name) * factor})
-        ) / before - 1
-        for field in attrs.fields(Parameters)
-    }  # fmt: skip

@@ -16,7 +16,8 @@ import numpy as np
 from fa4core.emulator import native
 from fa4core.emulator.trace import MMA_FLAGS, Kind, Trace
 from fa4core.plan.target import Rates
-from fa4core.timing.match import Graph, Step, match
+from fa4core.timing.graph import Graph
+from fa4core.timing.match import Step, match
 from fa4core.timing.parameters import (
     OPS,
     UNITS,
@@ -65,7 +66,7 @@ def program_of(graph: Graph, trace: Trace, cluster: int, ctas: int) -> Program:
     """What cluster number `cluster` of a launch executed.
 
     Raises:
-        fa4core.timing.match.NoMatch: Trace and machine code do not fit each other.
+        fa4core.timing.graph.NoMatch: Trace and machine code do not fit each other.
     """
     own = [w for w in trace.warps if w.cta // ctas == cluster]
     if not own:

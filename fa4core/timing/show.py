@@ -54,6 +54,9 @@ def _times(kernels: Sequence[Modelled]) -> Table:
     add("CTAs of a work tile", lambda k: k.ctas, 0)
     add("cycles of a key block of a work tile", lambda k: k.block_cycles, 0)
     add("cycles of a work tile besides", lambda k: k.tile_cycles, 0)
+    longest = kernels[0].blocks[1]
+    if all(k.blocks[1] == longest for k in kernels):
+        add(f"cycles of a work tile of {longest} blocks", lambda k: k.whole_tile, 0)
     add("cycles that a CTA pays once", lambda k: k.setup_cycles, 0)
     add("work tiles", lambda k: len(k.work), 0)
     add("key blocks", lambda k: float(k.work.blocks.sum()), 0)

@@ -6,6 +6,7 @@ code, compiled with line information. The SASS is the same as without.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +128,10 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
                 trace=True,
             ) as session,
             cuda_facade(session.target, session.num_sms),
+            warnings.catch_warnings(),
         ):  # fmt: skip
+            warnings.filterwarnings("ignore", "Argument .* cannot be converted")  # by the DSL
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
             interface.flash_attn_func(*_tensors(small), return_lse=True, **arguments)
         return _last(session)
 

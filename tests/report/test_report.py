@@ -182,4 +182,4 @@ def test_wrong_requests_say_what_is_accepted(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_cannot_be_compiled_is_refused_before_the_work() -> None:
-    assert "full and causal" in report("variants.softcap", "--peer", "fa4", code=1)
+    assert "full, causal and windowed" in report("variants.alibi", "--peer", "fa4", code=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "emulator"))
 
+import attrs
+from cutlass import cute
 from kernels.case import compiled, view
 from suite import BY_NAME
 
@@ -20,7 +23,8 @@ from fa4core.emulator.host import modules
 from fa4core.emulator.session import emulator
 from fa4core.emulator.trace import Kind
 from fa4core.plan.target import SM100
-from fa4core.timing.match import Graph, NoMatch, match
+from fa4core.timing.graph import Graph, NoMatch
+from fa4core.timing.match import match
 from fa4core.timing.parameters import Parameters
 from fa4core.timing.replay import Program, program_of, replay
 
@@ -45,6 +49,40 @@ def emulated(name: str, seed: int):
         if found[0].kernel == launch.kernel
     ]
     return trace, Graph(*code, launch.ptx), launch.cluster[0]
+
+
+COMPARE = """
+import sys
+sys.path[:0] = {paths!r}
+from test_match import instructions
+name = "gemm bf16 two tiles"
+without, lines = instructions(name, line_info=False)
+assert not any(lines)
+found, lines = instructions(name, line_info=True)
+assert any(lines) and found == without and len(found) > 100
+"""
+
+
+def instructions(name: str, line_info: bool) -> tuple[list[tuple], list[int]]:
+    """Machine code of a case with the assembler's decisions, and its PTX lines."""
+    case = BY_NAME[name]
+    with emulator("sm100", record=False, line_info=line_info):
+        tensors = (*case.inputs(), *case.outputs())
+        made = cute.compile(case.function, *map(view, tensors), *case.constants)
+    ((code, control),) = disassemble_with_control(bytes(made.__cubin__))
+    found = [
+        (i.address, i.guard, i.name, attrs.evolve(c, line=0))
+        for i, c in zip(code.instructions, control, strict=True)
+    ]
+    return found, [c.line for c in control]
+
+
+def test_line_information_leaves_the_machine_code_as_it_is():
+    """In a process of its own: the DSL does not stop to emit it once it has begun."""
+    folder = Path(__file__).parent
+    code = COMPARE.format(paths=[str(folder), str(folder.parent / "emulator")])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def indices(program: Program) -> list[list[int]]:

@@ -10,7 +10,8 @@ from fa4core.compile.sass_control import Control
 from fa4core.emulator import native
 from fa4core.emulator.trace import MMA_FLAGS, Kind
 from fa4core.plan.target import SM100
-from fa4core.timing.match import Graph, Step
+from fa4core.timing.graph import Graph
+from fa4core.timing.match import Step
 from fa4core.timing.parameters import Parameters
 from fa4core.timing.replay import REASONS, Program, replay
 

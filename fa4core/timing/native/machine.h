@@ -58,7 +58,7 @@ enum class Op : i32 {
 struct Parameters {
   double mac, smem_bytes, tmem_bytes, tma_bytes;             // rates, per clock and SM (scheduler)
   double mma_latency, tmem_load_latency, tmem_store_latency;  // cycles
-  double shared_latency, global_latency, bulk_load_latency, bulk_store_latency;
+  double shared_latency, global_latency, bulk_load_latency;
   double arrive_latency, wait_latency, wake_latency, retry_stalls;
   double remote_latency, barrier_latency, cluster_latency;
   double operand_latency, work_id_latency, lsu_queue;

@@ -1,0 +1,141 @@
+"""The control-flow graph of machine code, as a search for the way of a warp sees it.
+
+*Anchors* are instructions with effects in order: barriers, tensor core, bulk copies, tensor memory.
+`Graph.ways` lists what can lie between one and the next. `fa4core.timing.match` uses it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from fa4core.compile.sass import Code, Instruction
+from fa4core.compile.sass_control import Control
+
+_ANCHOR_OF_OPCODE = {
+    "UTCBAR": "commit",
+    "UCGABAR_ARV": "cluster_arrive",
+    "UCGABAR_WAIT": "cluster_wait",
+    "LDTM": "tmem_load",
+    "STTM": "tmem_store",
+    "UTMALDG": "bulk_load",
+    "UBLKCP": "bulk_load",
+    "UTMASTG": "bulk_store",
+    "UTMAREDG": "bulk_store",
+    "UBLKRED": "bulk_store",
+    "BAR": "barrier",
+}
+_MANAGEMENT = ("tcgen05.alloc", "tcgen05.dealloc", "tcgen05.relinquish")  # have barriers inside
+_MOST_WAYS = 4000  # between two anchors
+_RETRY = -6.0  # of an instruction that a wait only needs if it fails
+
+
+class NoMatch(ValueError):
+    """The machine code has no way that does what the trace says."""
+
+
+def _anchor(i: Instruction, line: str) -> str | None:
+    """The class of an instruction that has an effect in order, or None."""
+    if any(name in line for name in _MANAGEMENT):
+        return None
+    if i.opcode == "SYNCS":
+        if "EXCH" in i.modifiers:
+            return "init"
+        if "PHASECHK" in i.modifiers:
+            return "wait" if "TRYWAIT" in i.modifiers else None  # others are tests after a sleep
+        return "arrive" if "ARRIVE" in i.modifiers else None
+    return "tensor" if i.pipe == "tensor" else _ANCHOR_OF_OPCODE.get(i.opcode)
+
+
+@attrs.frozen(eq=False)
+class Way:
+    """Instructions between two anchors.
+
+    Attributes:
+        path: Their indices.
+        end: The anchor behind them; None at the end of the code.
+        lines: How many come from each PTX line.
+        cost: Against taking it, whatever was executed.
+    """
+
+    path: tuple[int, ...]
+    end: int | None
+    lines: tuple[tuple[int, int], ...]
+    cost: float
+
+    def score(self, here: frozenset[int], near: frozenset[int]) -> float:
+        """Instructions of executed lines, less those of lines that were not."""
+        fit = sum(n if line in here else 0 if line in near else -2 * n for line, n in self.lines)
+        return fit + self.cost
+
+
+class Graph:
+    """Machine code with its control flow and anchors, to be asked for the ways of many warps."""
+
+    def __init__(self, code: Code, control: Sequence[Control], ptx: str):
+        self.code, self.control = code, control
+        lines = ["", *ptx.splitlines()]
+        self.text = [lines[c.line] if c.line < len(lines) else "" for c in control]
+        found = code.instructions
+        self.forbidden = [i.opcode in ("CALL", "BPT") for i in found]  # ends of broken programs
+        self.sleeps = [self._sleeps(n) for n in range(len(found))]
+        self.anchor = [_anchor(i, self.text[n]) for n, i in enumerate(found)]
+        self.cost = np.array([_RETRY if i.opcode == "NANOSLEEP" else 0.0 for i in found])
+        self.next = [self._successors(n) for n in range(len(found))]
+        self.line = np.array([c.line for c in control])
+        self._ways: dict[int, list[Way]] = {}
+
+    def _sleeps(self, n: int) -> bool:
+        """Whether a wait is a retry, or has its retry behind it: its line is then its own."""
+        found = self.code.instructions
+        return n + 1 < len(found) and found[n + 1].opcode == "NANOSLEEP"
+
+    def _successors(self, n: int) -> tuple[int, ...]:
+        i = self.code.instructions[n]
+        behind = (n + 1,) if n + 1 < len(self.code.instructions) else ()
+        if i.opcode in ("EXIT", "RET", "KILL"):
+            return behind if i.guard else ()
+        if i.opcode in ("BRA", "BRX", "JMP"):
+            targets = tuple(self.code.labels[t] for t in i.targets)
+            return targets + behind if i.conditional else targets
+        return behind
+
+    def ways(self, start: int) -> list[Way]:
+        """Ways from behind `start` to the next anchor, or to the end."""
+        if start not in self._ways:
+            self._ways[start] = list(self._find(start))
+        return self._ways[start]
+
+    def _find(self, start: int) -> Iterator[Way]:
+        count = 0
+        stack: list[tuple[list[int], int]] = [([], n) for n in self.next[start]]
+        if not stack:
+            yield self._way([], None)
+        while stack:
+            path, at = stack.pop()
+            while not self.forbidden[at]:
+                if self.anchor[at] is not None:
+                    count += 1
+                    yield self._way(path, at)
+                    if not self.code.instructions[at].guard:
+                        break
+                if path.count(at) > 1:  # a loop without anchors: twice is enough
+                    break
+                path.append(at)
+                following = self.next[at]
+                if self.code.instructions[at].opcode == "EXIT" or not following:
+                    count += 1
+                    yield self._way(path, None)
+                if not following:
+                    break
+                stack += [(list(path), n) for n in following[1:]]
+                at = following[0]
+            if count > _MOST_WAYS:
+                raise NoMatch(f"more than {_MOST_WAYS} ways between two anchors")
+
+    def _way(self, path: list[int], end: int | None) -> Way:
+        lines = Counter(self.line[path].tolist())
+        return Way(tuple(path), end, tuple(lines.items()), float(self.cost[path].sum()))

@@ -1,0 +1,101 @@
+"""Whole problems: what the model says about our kernel and FlashAttention-4's, run end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+import torch
+
+from fa4core.cli import main
+from fa4core.compile.tools import ToolMissing, find_tool
+from fa4core.plan.problem import Problem
+from fa4core.timing import subject
+from fa4core.timing.problem import model
+from fa4core.timing.roles import roles_of
+from fa4core.variant import Variant
+from primitives import mask
+
+try:
+    find_tool("nvdisasm")
+except ToolMissing as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+HAS_FA4 = importlib.util.find_spec("flash_attn") is not None
+CAUSAL = Variant(mask=mask.causal())
+
+
+def problem(seqlen: int, batch: int = 4) -> Problem:
+    return Problem(
+        batch=batch, heads_q=16, heads_kv=16, head_dim=128, head_dim_v=128,
+        seqlens_q=(seqlen,) * batch, seqlens_k=(seqlen,) * batch, dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ours():
+    p = problem(8192)
+    return model(subject.ours(CAUSAL, p, "sm100"), CAUSAL, p, "sm100", seeds=2)
+
+
+def test_products_of_a_key_block_are_the_papers(ours):
+    """Table 1 of FlashAttention-4, for every 128 queries: 1024 cycles of products; shared memory
+    768, and 256 for the bytes of a K and a V tile that come in."""
+    tiles = ours.rows // ours.ctas // 128
+    assert ours.busy["tensor"] == 1024 * tiles
+    incoming = 2 * 128 * 128 * 2 / 128
+    expected = (768 * tiles if ours.ctas == 1 else 512 * tiles) + incoming / ours.ctas
+    assert ours.busy["SMEM"] == pytest.approx(expected, rel=0.05)
+
+
+def test_time_follows_from_tiles_and_blocks(ours):
+    blocks, tiles = float(ours.work.blocks.sum()), len(ours.work)
+    cycles = blocks * ours.block_cycles.mean + tiles * ours.tile_cycles.mean
+    machines = ours.sms // ours.ctas
+    assert ours.cycles.mean >= cycles / machines
+    assert ours.cycles.mean <= 1.05 * cycles / machines + 20_000
+    flop = 4 * 8192**2 / 2 * 128 * 16 * 4
+    assert ours.tflops.mean == pytest.approx(flop / ours.seconds.mean / 1e12, rel=0.01)
+    assert ours.tflops.mean < 2250
+
+
+def test_the_cycles_of_a_role_add_up(ours):
+    roles = roles_of(ours.program, ours.many)
+    assert sum(len(r.warps) for r in roles) == len({w for _, w, _ in ours.program.warps})
+    for role in roles:
+        assert math.isclose(sum(role.spent.values()), 1.0)
+    assert sum("products" in r.does for r in roles) == 1
+
+
+@pytest.mark.skipif(not HAS_FA4, reason="flash-attn-4 is not installed")
+@pytest.mark.parametrize(
+    ("made", "published", "within"),
+    [(mask.causal(), 1418.1, 0.10), (mask.full(), 1534.8, 0.05)],
+    ids=["causal", "full"],
+)
+def test_published_figures_of_flash_attention_4(made, published, within):
+    """B200, batch 4, 16 heads, 8192 tokens, head dim 128: flash-attention's pull request 2280."""
+    variant, p = Variant(mask=made), problem(8192)
+    found = model(subject.fa4(variant, p, "sm100"), variant, p, "sm100", seeds=2)
+    assert found.tflops.mean == pytest.approx(published, rel=within)
+
+
+def test_command(tmp_path):
+    path = tmp_path / "time.json"
+    arguments = ["time", "variants.causal", "--seqlen", "2048", "--seeds", "1", "--json", str(path)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Modelled time at 1.85 GHz" in result.output
+    (found,) = json.loads(path.read_text())
+    assert found["modelled"] and found["seconds"][0] > 0
+
+
+def test_what_is_not_modelled_is_refused():
+    result = CliRunner().invoke(main, ["time", "variants.causal", "--dtype", "float32"])
+    assert result.exit_code == 1 and "float32" in result.output
