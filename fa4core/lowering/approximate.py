@@ -38,7 +38,7 @@ def tanh(x: Any, unit: Unit) -> Any:
     """By MUFU with an error of at most 2^-11 (PTX ISA, tanh.approx.f32), by FMA 6.6e-4."""
     if unit == "mufu":
         return device.tanh(x, fastmath=True)
-    z = cute.arch.fmin(x * (1 / TANH_END), 1.0, abs=True)  # smaller magnitude, sign of x
+    z = cute.arch.fmin(x * (1 / TANH_END), 1.0, abs=True, nan=True)  # smaller magnitude, sign of x
     square = z * z
     p = square * TANH[-1] + TANH[-2]
     for coefficient in reversed(TANH[:-2]):

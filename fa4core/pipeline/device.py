@@ -99,11 +99,16 @@ def _arrive(barrier: cute.Pointer, ctas: tuple[int | None, ...]) -> None:
         cute.arch.mbarrier_arrive(barrier, rank)
 
 
-def role_of(pipeline: Pipeline, name: str, warp: Any) -> tuple[Any, Any]:
-    """Whether `warp` belongs to a role, and which of its copies it is part of."""
+def in_role(pipeline: Pipeline, name: str, warp: Any) -> Any:
+    """Whether `warp` belongs to a role."""
     role = pipeline.role(name)
-    inside = (warp >= role.first) & (warp < role.end)
-    return inside, (warp - role.first) // role.warps
+    return (warp >= role.first) & (warp < role.end)
+
+
+def copy_of(pipeline: Pipeline, name: str, warp: Any) -> Any:
+    """Which of a role's copies `warp`, which belongs to it, is part of."""
+    role = pipeline.role(name)
+    return (warp - role.first) // role.warps if role.copies > 1 else cutlass.Int32(0)
 
 
 def meet(pipeline: Pipeline, name: str, copy: Any) -> None:

@@ -19,7 +19,7 @@ from fa4core import Variant
 from fa4core.plan.problem import Problem
 from fa4core.report.cli import Subject
 from fa4core.report.kernel import Kernel
-from primitives import mask, score
+from primitives import mask, schedule, score
 
 
 def kernel(variant: Variant, d: int = 128) -> Kernel:
@@ -54,3 +54,26 @@ def test_a_softcap_is_one_more_operation_of_the_unit_for_most_scores() -> None:
     k = kernel(Variant(score=score.softcap(20.0)), d=64)
     full = k.figures["softmax", "shortest"]
     assert full.count("MUFU.TANH") == full.count("MUFU.EX2") - 1 == 112
+
+
+CAUSAL = mask.causal()
+
+
+@pytest.mark.parametrize(
+    ("variant", "d"),
+    [
+        (Variant(), 128),
+        (Variant(mask=CAUSAL), 128),
+        (Variant(mask=CAUSAL), 64),
+        (Variant(mask=CAUSAL), 192),
+        (Variant(mask=CAUSAL), 256),
+        (Variant(mask=mask.sliding_window(256)), 128),
+        (Variant(mask=CAUSAL, score=score.softcap(20.0)), 128),
+        (Variant(mask=CAUSAL, schedule=schedule.Schedule(source="persistent")), 128),
+        (Variant(mask=CAUSAL, schedule=schedule.Schedule(ctas=2)), 128),
+    ],
+    ids=["full", "causal", "d64", "d192", "d256", "window", "softcap", "static", "pair"],
+)
+def test_no_role_keeps_anything_on_the_stack(variant: Variant, d: int) -> None:
+    k = kernel(variant, d)
+    assert (k.stack, k.local, k.spills) == (0, 0, 0)

@@ -116,7 +116,7 @@ class CorrectionWork(Fixed):
         whole = select(applied == NEVER, 1.0, whole, "float")
         lse = base + cute.math.log2(whole) * LN2
         self._write(self.lse, item, row, self._lse(item, row, applied, lse))
-        return part / whole
+        return part * cute.arch.rcp_approx(whole)
 
     def finish_empty(self, item: Any, t: int) -> None:
         """Write the statistics of a row with nothing to attend to."""

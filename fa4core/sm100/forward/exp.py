@@ -25,9 +25,9 @@ def both(value: float) -> Pair:
 
 
 def polynomial_exp2(x: Pair, degree: int) -> Pair:
-    """2^x; 0 below -127, and down to -126 of a magnitude below 2^-126."""
+    """2^x; 0 below -127, and down to -126 of a magnitude below 2^-126. NaN gives no finite one."""
     fma, add = cute.arch.fma_packed_f32x2, cute.arch.add_packed_f32x2
-    x = tuple(cute.arch.fmax(n, cutlass.Float32(-127.0)) for n in x)
+    x = tuple(cute.arch.fmax(n, cutlass.Float32(-127.0), nan=True) for n in x)
     shifted = add(x, both(ROUNDS_TO_ONE), rnd="rm")  # its last bits are the integer part of x
     fraction = cute.arch.sub_packed_f32x2(x, add(shifted, both(-ROUNDS_TO_ONE)))
     coefficients = (1.0, *COEFFICIENTS[degree])

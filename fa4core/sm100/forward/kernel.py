@@ -5,7 +5,7 @@ Assembles what the role files need from a `Spec`'s declaration; `launch` compile
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -14,11 +14,13 @@ import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from fa4core.pipeline.device import LEADER, Barriers, role_of, thread_of
+from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
+from fa4core.pipeline.effects import Fixed
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward import views
 from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
+from fa4core.sm100.forward.memory import DTYPES, Memory
 from fa4core.sm100.forward.mma import MmaWork, mma
 from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
@@ -28,12 +30,7 @@ from fa4core.sm100.forward.store import StoreWork, store
 from fa4core.sm100.forward.work import Plan, Share
 from fa4core.sm100.umma import InShared, Instruction
 
-_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
-
-
-def out_type(spec: Spec) -> Any:
-    return cutlass.Float32 if spec.split else _DTYPES[spec.dtype]
 
 
 def group(spec: Spec) -> tcgen05.CtaGroup:
@@ -45,7 +42,7 @@ class Products:
 
     def __init__(self, spec: Spec):
         self.spec = spec
-        self.dtype = _DTYPES[spec.dtype]
+        self.dtype = DTYPES[spec.dtype]
         rows = TILE * spec.ctas
         self.qk_tile, self.pv_tile = (rows, TILE, spec.d), (rows, spec.d_v, TILE)
         self.group = group(spec)
@@ -95,89 +92,58 @@ def forward_kernel(
     captured: tuple,
     scale: cutlass.Float32,
 ):
-    pipeline, products = spec.pipeline, Products(spec)
+    pipeline = spec.pipeline
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     pair = spec.ctas > 1
     cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if pair else 0
-    memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
-
-    barriers = Barriers(pipeline, _at(memory, spec, "barriers", cutlass.Int64))
-    address = _at(memory, spec, "address", cutlass.Int32)
-    stats = cute.make_tensor(
-        _at(memory, spec, "stats", cutlass.Float32),
-        cute.make_layout((2, TILE, spec.tiles), stride=(TILE, 1, 2 * TILE)),
-    )
-    s_q = _operand(memory, spec, "q", products.q_layout, products.dtype)
-    s_k = _operand(memory, spec, "kv", products.k_layout, products.dtype)
-    s_v = _operand(memory, spec, "kv", products.v_layout, products.dtype)
 
     allocator = pipeline.role("mma").first
+    prologue = Memory(spec)
     if thread == 0:
-        barriers.initialise()
+        prologue.barriers.initialise()
     cute.arch.mbarrier_init_fence()
-    _clear_idle_rows(memory, spec, thread)
+    _clear_idle_rows(prologue, thread)
     if warp == allocator:
-        cute.arch.alloc_tmem(spec.tmem_columns, address, pair)
+        cute.arch.alloc_tmem(spec.tmem_columns, prologue.address, pair)
     _meet(spec)
-    tmem = cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, address)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    count = cute.size(items, mode=[0])
-    answers = Answers(_at(memory, spec, "answers", cutlass.Int128), count, spec.ctas)
-    share = Share(spec.tiles, cta, spec.ctas)
-    plan = Plan(items, runs, count, lambda ends: _source(spec, answers, ends), share)
-    mods = Mods(spec, captured)
-
-    is_load, _ = role_of(pipeline, "load", warp)
-    is_mma, _ = role_of(pipeline, "mma", warp)
-    is_scheduler, _ = role_of(pipeline, "scheduler", warp)
-    is_store, _ = role_of(pipeline, "store", warp)
-    is_softmax, t = role_of(pipeline, "softmax", warp)
-    is_correction, _ = role_of(pipeline, "correction", warp)
-    if is_load:
+    begin, mods = Begin(spec, items, runs, cta), Mods(spec, captured)
+    batches = q.shape[4]
+    t = copy_of(pipeline, "softmax", warp)  # here: in the role the compiler finds it not uniform
+    if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
-        operands = {
-            "q": (load_q, q, _panels(memory, spec, "q", views.q_rows(spec), spec.d)),
-            "k": (load_k, k, _panels(memory, spec, "kv", (spec.k_rows,), spec.d, spec.keys)),
-            "v": (load_v, v, _panels(memory, spec, "kv", (spec.key_rows,), spec.columns)),
-        }
-        load(LoadWork(spec, operands, page_table, cta), plan, Ends(pipeline, "load", barriers))
-    if is_scheduler:
+        operands = {"q": (load_q, q), "k": (load_k, k), "v": (load_v, v)}
+        load(*begin("load", lambda memory: _loading(memory, operands, page_table, cta)))
+    if in_role(pipeline, "scheduler", warp):
         cute.arch.setmaxregister_decrease(registers["scheduler"])
         if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (decided when compiling; the other is not)
             if cta == LEADER:
-                scheduler(answers, plan, Ends(pipeline, "scheduler", barriers))
-    if is_store:
+                scheduler(*begin("scheduler", begin.answers))
+    if in_role(pipeline, "store", warp):
         cute.arch.setmaxregister_decrease(registers["store"])
-        place = lse.shape[0], q.shape[4]
-        staged = _panels(memory, spec, "out", views.q_rows(spec), spec.out_columns)
-        storing = StoreWork(spec, store_out, out, staged, place)
-        store(storing, plan, Ends(pipeline, "store", barriers))
-    if is_mma:
+        place = lse.shape[0], batches
+        store(*begin("store", lambda memory: _storing(memory, store_out, out, place)))
+    if in_role(pipeline, "mma", warp):
         cute.arch.setmaxregister_decrease(registers["mma"])
         if cta == LEADER:
-            issuing = _mma_work(spec, products, tmem, s_q, s_k, s_v)
-            mma(issuing, plan, Ends(pipeline, "mma", barriers))
-    if is_correction:
+            mma(*begin("mma", _issuing))
+    if in_role(pipeline, "correction", warp):
         cute.arch.setmaxregister_decrease(registers["correction"])
-        finishing = CorrectionWork(
-            spec, thread_of(pipeline, "correction", thread), _columns(spec, tmem, "o"), stats,
-            mods, _staged(memory, spec), lse, row_max, q.shape[4],
-        )  # fmt: skip
-        correction(finishing, plan, Ends(pipeline, "correction", barriers))
-    if is_softmax:
+        row = thread_of(pipeline, "correction", thread)
+        results = mods, lse, row_max, batches
+        correction(*begin("correction", lambda memory: _finishing(memory, row, *results)))
+    if in_role(pipeline, "softmax", warp):
         cute.arch.setmaxregister_increase(registers["softmax"])
-        weighing = SoftmaxWork(
-            spec, thread_of(pipeline, "softmax", thread), _columns(spec, tmem, "s"),
-            _columns(spec, tmem, "p"), stats, mods, scale, row_max, q.shape[4],
-        )  # fmt: skip
-        softmax(weighing, plan, Ends(pipeline, "softmax", barriers), t)
+        row = thread_of(pipeline, "softmax", thread)
+        scaled = mods, scale, row_max, batches
+        softmax(*begin("softmax", lambda memory: _weighing(memory, row, *scaled)), t)
 
     _meet(spec)
     if warp == allocator:
         cute.arch.relinquish_tmem_alloc_permit(pair)
-        cute.arch.dealloc_tmem(tmem, spec.tmem_columns, pair)
+        cute.arch.dealloc_tmem(Memory(spec).tmem, spec.tmem_columns, pair)
 
 
 def _meet(spec: Spec) -> None:
@@ -189,62 +155,49 @@ def _meet(spec: Spec) -> None:
         cute.arch.cluster_wait()
 
 
-def _source(spec: Spec, answers: Answers, ends: Ends) -> Any:
-    """Begins in each role anew: a value that all of them keep would be spilled."""
-    first, _, _ = cute.arch.block_idx()
-    step, _, _ = cute.arch.grid_dim()
-    begin, step = first // spec.ctas, step // spec.ctas
-    source = queue(begin, lambda _: answers) if spec.dynamic else stride(begin, step)
-    return source(ends)
+class Begin(Fixed):
+    """What each role begins with, made anew in it: a value that all of them keep would be spilled.
+
+    Attributes:
+        items, runs: The plan's tables.
+        cta: Rank of the CTA among those that share memory.
+    """
+
+    def __init__(self, spec: Spec, items: cute.Tensor, runs: cute.Tensor, cta: Any):
+        self.spec, self.items, self.runs, self.cta = spec, items, runs, cta
+
+    def __call__(self, role: str, work: Callable[[Memory], Any]) -> tuple[Any, Plan, Ends]:
+        """The arguments of a role's function."""
+        memory, spec = Memory(self.spec), self.spec
+        share = Share(spec.tiles, self.cta, spec.ctas)
+        plan = Plan(self.items, self.runs, self._count, self._source(memory), share)
+        return work(memory), plan, Ends(spec.pipeline, role, memory.barriers)
+
+    def answers(self, memory: Memory) -> Answers:
+        return Answers(memory.at("answers", cutlass.Int128), self._count, self.spec.ctas)
+
+    @property
+    def _count(self) -> Any:
+        return cute.size(self.items, mode=[0])
+
+    def _source(self, memory: Memory) -> Callable[[Ends], Any]:
+        first, _, _ = cute.arch.block_idx()
+        step, _, _ = cute.arch.grid_dim()
+        first, step = first // self.spec.ctas, step // self.spec.ctas
+        if self.spec.dynamic:
+            return queue(first, lambda _: self.answers(memory))
+        return stride(first, step)
 
 
-def _at(memory: cute.Pointer, spec: Spec, name: str, dtype: Any) -> cute.Pointer:
-    return cute.recast_ptr(memory + spec.smem[name].offset, dtype=dtype)
-
-
-def _operand(
-    memory: cute.Pointer, spec: Spec, name: str, layout: cute.ComposedLayout, dtype: Any
-) -> cute.Tensor:
-    pointer = cute.recast_ptr(memory + spec.smem[name].offset, layout.inner, dtype=dtype)
-    return cute.make_tensor(pointer, layout.outer)
-
-
-def _panels(
-    memory: cute.Pointer,
-    spec: Spec,
-    name: str,
-    rows: tuple[int, ...],
-    columns: int,
-    height: int = TILE,
-) -> cute.Tensor:
-    """A region's tiles as TMA fills them; the last modes are the copy and the stage."""
-    region, layout = spec.smem[name], views.box(rows, columns, height)
-    dtype, count = out_type(spec) if name == "out" else _DTYPES[spec.dtype], math.prod(rows)
-    copies = cute.make_layout(height // count, stride=count * views.panel(columns))
-    layout = cute.append(layout, copies)
-    stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
-    pointer = cute.recast_ptr(memory + region.offset, views.swizzle(columns, dtype), dtype=dtype)
-    return cute.make_tensor(pointer, cute.append(layout, stages))
-
-
-def _staged(memory: cute.Pointer, spec: Spec) -> cute.Tensor:
-    """Staged parts of O as (row, column, stage)."""
-    region, columns = spec.smem["out"], spec.out_columns
-    swizzle = cute.make_swizzle(3, 4, 3)
-    pointer = cute.recast_ptr(memory + region.offset, swizzle, dtype=out_type(spec))
-    stages = region.region.stages
-    layout = cute.make_layout((TILE, columns, stages), stride=(columns, 1, TILE * columns))
-    return cute.make_tensor(pointer, layout)
-
-
-def _clear_idle_rows(memory: cute.Pointer, spec: Spec, thread: Any) -> None:
+def _clear_idle_rows(memory: Memory, thread: Any) -> None:
     """Zeros in the rows of Q that no load ever fills: there are some where 128 % packed != 0."""
+    spec = memory.spec
     width, idle = views.panel(spec.d), TILE - spec.rows
     words = idle * width * 2 // 4
     for t in range(spec.tiles if idle else 0):
-        for first in range(0, TILE * spec.d, TILE * width):
-            behind = spec.smem["q"].at(t) + (first + spec.rows * width) * 2
-            _clear(cute.recast_ptr(memory + behind, dtype=cutlass.Int32), words, spec, thread)
+        for panel in range(0, TILE * spec.d, TILE * width):
+            behind = t * spec.smem["q"].stride + (panel + spec.rows * width) * 2
+            _clear(memory.at("q", cutlass.Int32, behind), words, spec, thread)
     if idle:
         cute.arch.fence_proxy("async.shared", space="cta")
 
@@ -256,24 +209,52 @@ def _clear(words: cute.Pointer, count: cutlass.Constexpr, spec: cutlass.Constexp
         to[i] = 0
 
 
-def _columns(spec: Spec, tmem: cute.Pointer, name: str) -> Any:
+def _columns(memory: Memory, name: str) -> Any:
     """Where each tile's stage of a region of tensor memory is."""
-    return lambda t: tmem + spec.tmem[name].at(t)
+    tmem = memory.tmem
+    return lambda t: tmem + memory.spec.tmem[name].at(t)
 
 
-def _mma_work(spec: Spec, products: Products, tmem: cute.Pointer, q, k, v) -> MmaWork:
+def _loading(memory: Memory, operands: dict, page_table: cute.Tensor, cta: Any) -> LoadWork:
+    spec = memory.spec
+    shared = {
+        "q": memory.panels("q", views.q_rows(spec), spec.d),
+        "k": memory.panels("kv", (spec.k_rows,), spec.d, spec.keys),
+        "v": memory.panels("kv", (spec.key_rows,), spec.columns),
+    }
+    return LoadWork(spec, {x: (*operands[x], shared[x]) for x in shared}, page_table, cta)
+
+
+def _storing(memory: Memory, atom: cute.CopyAtom, out: cute.Tensor, place: tuple) -> StoreWork:
+    spec = memory.spec
+    return StoreWork(
+        spec, atom, out, memory.panels("out", views.q_rows(spec), spec.out_columns), place
+    )
+
+
+def _finishing(memory: Memory, row: Any, mods: Mods, lse, row_max, batches) -> CorrectionWork:
+    o, stats, staged = _columns(memory, "o"), memory.stats, memory.staged
+    return CorrectionWork(memory.spec, row, o, stats, mods, staged, lse, row_max, batches)
+
+
+def _weighing(memory: Memory, row: Any, mods: Mods, scale, row_max, batches) -> SoftmaxWork:
+    s, p, stats = _columns(memory, "s"), _columns(memory, "p"), memory.stats
+    return SoftmaxWork(memory.spec, row, s, p, stats, mods, scale, row_max, batches)
+
+
+def _issuing(memory: Memory) -> MmaWork:
+    spec, products = memory.spec, Products(memory.spec)
     qk, pv = products.qk(), products.pv()
     s, p, o = (
-        [(tmem + spec.tmem[name].at(t)).toint() for t in range(spec.tiles)]
-        for name in ("s", "p", "o")
+        [_columns(memory, name)(t).toint() for t in range(spec.tiles)] for name in ("s", "p", "o")
     )
     return MmaWork(
         spec,
         Instruction(*products.qk_tile[:2], products.dtype, K_MAJOR, spec.ctas),
         Instruction(*products.pv_tile[:2], products.dtype, MN_MAJOR, spec.ctas),
-        InShared(qk.make_fragment_A(q)),
-        InShared(qk.make_fragment_B(k)),
-        InShared(pv.make_fragment_B(v)),
+        InShared(qk.make_fragment_A(memory.operand("q", products.q_layout))),
+        InShared(qk.make_fragment_B(memory.operand("kv", products.k_layout))),
+        InShared(pv.make_fragment_B(memory.operand("kv", products.v_layout))),
         s, p, o,
     )  # fmt: skip
 
@@ -320,5 +301,5 @@ def forward(
         page_table, captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], cluster=[spec.ctas, 1, 1],
-        min_blocks_per_mp=1, stream=stream,
+        smem=spec.smem_bytes, min_blocks_per_mp=1, stream=stream,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from cutlass.cute.nvgpu import cpasync
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
+from fa4core.pipeline.loop import range
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.views import q_rows
 
@@ -33,7 +34,7 @@ def load(work: Any, plan: Any, ends: Ends):
         waiting = True
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
-            for j in range(run.first, run.end):
+            for j in range(run.first, run.end, unroll=1):
                 pages = work.pages(item, j)
                 kv_free.wait()
                 work.load_k(item, j, pages, kv.stage, barrier=kv.expect(work.k_bytes))

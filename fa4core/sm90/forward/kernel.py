@@ -14,7 +14,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.utils import LayoutEnum
 
-from fa4core.pipeline.device import Barriers, role_of, thread_of
+from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm90.forward.consumer import ConsumerWork, consumer
 from fa4core.sm90.forward.epilogue import Epilogue
@@ -106,16 +106,14 @@ def forward_kernel(
     plan = Plan(items, runs, count, stride(first, step), Share(spec.tiles), uniform)
     mods = Mods(spec, captured)
 
-    is_load, _ = role_of(pipeline, "load", warp)
-    is_spare, _ = role_of(pipeline, "spare", warp)
-    is_consumer, t = role_of(pipeline, "consumer", warp)
-    if is_load:
+    t = copy_of(pipeline, "consumer", warp)
+    if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
         operands = {"q": (load_q, q, s_q), "k": (load_k, k, s_k), "v": (load_v, v, s_v)}
         load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
-    if is_spare:
+    if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
-    if is_consumer:
+    if in_role(pipeline, "consumer", warp):
         cute.arch.setmaxregister_increase(registers["consumer"])
         member = thread_of(pipeline, "consumer", thread)
         epilogue = (s_rows, store, out, lse, row_max, mods)
