@@ -2,7 +2,7 @@
 
     python tests/composition/table.py > docs/composition.md
 
-About 600 kernels: 20 minutes on two cores when nothing is in the disk cache.
+About 600 kernels: half an hour on two cores when nothing is in the disk cache.
 """
 
 from __future__ import annotations

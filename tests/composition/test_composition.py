@@ -1,13 +1,11 @@
 """Primitives with primitives: some cells of the composition table by default, all in the sweep.
 
-`docs/composition.md` shows every cell; `python tests/composition/table.py` writes it.
+`python tests/composition/table.py` runs every cell and prints the table as a page.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,6 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from cells import execute
 from features import FEATURES, Feature, together
 
-PAGE = Path(__file__).parents[2] / "docs" / "composition.md"
 PAIRS = list(itertools.combinations_with_replacement(FEATURES, 2))
 SAMPLE = [pair for pair in PAIRS[::29] if together(*pair) is not None]
 
@@ -36,12 +33,4 @@ def test_cells_run(pair: tuple[Feature, Feature]) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=map(name, PAIRS))
 def test_every_cell(pair: tuple[Feature, Feature], seed: int) -> None:
     cell = execute(*pair, seed=seed)
-    assert cell.outcome != "refused" or cell.why in PAGE.read_text()
-
-
-def test_the_page_shows_these_primitives_and_a_reason_for_every_refusal() -> None:
-    text = PAGE.read_text()
-    for feature in FEATURES:
-        assert f"| {feature.name} |" in text
-    reasons = set(re.findall(r"^(\d+)\. .{20,}$", text, re.M))
-    assert set(re.findall(r"\[(\d+)\]", text)) == reasons
+    assert cell.outcome != "refused" or len(cell.why) > 20, "a refusal says why"

@@ -71,7 +71,10 @@ def test_mods_with_long_code_go_through_tensor_memory() -> None:
     execute(f"Variant(mask=mask.causal(), score=score.define({long}))", shape, num_sms=1)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.125, 1.0])
+@pytest.mark.parametrize(
+    "fraction",
+    [0.125, *(pytest.param(x, marks=pytest.mark.sweep) for x in (0.0, 1.0))],
+)
 def test_quick_functions_by_both_units(fraction: float) -> None:
     """Scores far beyond the cap, too, where tanh is 1."""
     shape = Shape((130,), (200,), 1, 1, 64, 64)
