@@ -23,6 +23,7 @@ from rich.table import Table
 
 from fa4core.emulator.host.facade import cuda_facade
 from fa4core.emulator.session import Session, emulator
+from fa4core.report.peer import import_fa4
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "emulator"))
 
@@ -67,10 +68,7 @@ def measure(
 
 def attention_rows(repeat: int) -> list[Row]:
     """FA4, 1024 x 1024, d = 128, two heads: 128 tiles."""
-    import test_peers
-
-    test_peers._stand_in_for_triton()
-    from flash_attn.cute import interface
+    interface = import_fa4()
 
     def make() -> list[torch.Tensor]:
         return [torch.randn(1, 1024, 2, 128).bfloat16().requires_grad_() for _ in "qkv"]
