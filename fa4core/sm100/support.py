@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
+from fa4core.forward.spec import MAX_HEAD_DIM
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
-from fa4core.sm100.forward.spec import MAX_HEAD_DIM, TILE
+from fa4core.sm100.forward.spec import TILE
 from primitives.expr import walk
 
 ATOM = 8  # rows after which the swizzle of shared memory repeats

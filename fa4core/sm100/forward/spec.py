@@ -14,15 +14,14 @@ both work on the rows of their own.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import cached_property
 
 import attrs
 
+from fa4core.forward.spec import ForwardSpec
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
 from fa4core.pipeline.layout import Placed, place
-from primitives.exp import Exp
 
 TILE = 128  # queries of a tile and keys of a block
 PARTS = 4  # P is written in quarters; the last one has a signal of its own
@@ -32,49 +31,28 @@ ANSWER_BYTES = 16  # of the work queue
 OUT_BYTES = 128  # of a row of O staged for a store: what one swizzle spans
 AHEAD = 2  # tiles that the work queue is asked for before the slowest role is done with its own
 
-MAX_HEAD_DIM = 256
-
 
 @attrs.frozen(slots=False)
-class Spec:
-    """A forward kernel.
+class Spec(ForwardSpec):
+    """A Blackwell forward kernel.
 
     Attributes:
-        graph: Mask, score mod and sink as canonical text (`VariantGraph.dump`).
-        dtype: "bfloat16" or "float16".
-        head_dim, head_dim_v: Of the problem.
         tiles: Query tiles side by side in a CTA, 1 or 2.
         ctas: CTAs that share an MMA, 1 or 2.
-        exp: How exponentials are computed.
-        threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
-        negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
-            is then not the scaled maximum of scores.
         packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
         page_rows: Keys that one copy brings out of a page, `gcd(page size, 128)`; 0: no pages.
         split: Whether keys are split: results are then float32 and of one share each, in a batch
             entry of its own behind those of the shares before it.
         dynamic: Whether work tiles come from a queue and not from a list known at launch.
-        target: Name of the target.
     """
 
-    graph: str
-    dtype: str
-    head_dim: int
-    head_dim_v: int
     tiles: int = 2
     ctas: int = 1
-    exp: Exp = attrs.field(factory=Exp)
-    threshold: float = 8.0
-    negative_scale: bool = False
     packed: int = 1
     page_rows: int = 0
     split: bool = False
     dynamic: bool = False
-    target: str = "sm100"
-
-    def __str__(self) -> str:
-        """An identifier: the DSL makes it part of the kernel's name."""
-        return f"forward_{hashlib.blake2b(repr(self).encode(), digest_size=8).hexdigest()}"
+    target: str = attrs.field(default="sm100", kw_only=True)
 
     @property
     def queries(self) -> int:
@@ -97,13 +75,8 @@ class Spec:
         return self.queries * self.packed
 
     @property
-    def d(self) -> int:
-        """Head dim of the tiles: what an MMA step of 16 divides. TMA fills it up with zeros."""
-        return -(-self.head_dim // 16) * 16
-
-    @property
     def d_v(self) -> int:
-        """Likewise: every CTA has a multiple of 16 of its columns."""
+        """Head dim of V's tiles: every CTA has a multiple of 16 of its columns."""
         step = 16 * self.ctas
         return -(-self.head_dim_v // step) * step
 
@@ -228,16 +201,8 @@ class Spec:
         )
 
     @cached_property
-    def smem(self) -> dict[str, Placed]:
-        return place(self.pipeline.smem, self.pipeline.limits.smem_bytes, "bytes")
-
-    @cached_property
     def tmem(self) -> dict[str, Placed]:
         return place(self.pipeline.tmem, self.pipeline.limits.tmem_columns, "columns")
-
-    @property
-    def smem_bytes(self) -> int:
-        return max(p.offset + p.stride * p.region.stages for p in self.smem.values())
 
     @property
     def tmem_columns(self) -> int:

@@ -14,52 +14,26 @@ from functools import cached_property
 
 import attrs
 
+from fa4core.forward.spec import ForwardSpec
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
-from fa4core.pipeline.layout import Placed, place
+from fa4core.pipeline.layout import place
 from fa4core.sm90.forward.tuning import Shape
-from primitives.exp import Exp
 
 ROWS = 64  # queries of a warpgroup: M of every wgmma
 
-MAX_HEAD_DIM = 256
-
 
 @attrs.frozen(slots=False)
-class Spec:
-    """A forward kernel.
+class Spec(ForwardSpec):
+    """A Hopper forward kernel.
 
     Attributes:
-        graph: Mask, score mod and sink as canonical text (`VariantGraph.dump`).
-        dtype: "bfloat16" or "float16".
-        head_dim, head_dim_v: Of the problem.
         shape: Tile, stages and registers; see `tuning`.
-        exp: How exponentials are computed.
-        threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
-        negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
-            is then not the scaled maximum of scores.
         row_max: Whether row maxima are wanted; else what is written is no more than a lower bound.
-        target: Name of the target.
     """
 
-    graph: str
-    dtype: str
-    head_dim: int
-    head_dim_v: int
     shape: Shape
-    exp: Exp = attrs.field(factory=Exp)
-    threshold: float = 8.0
-    negative_scale: bool = False
     row_max: bool = True
-    target: str = "sm90"
-
-    @property
-    def d(self) -> int:
-        """Head dim of the tiles: what an MMA step of 16 divides. TMA fills it up with zeros."""
-        return -(-self.head_dim // 16) * 16
-
-    @property
-    def d_v(self) -> int:
-        return -(-self.head_dim_v // 16) * 16
+    target: str = attrs.field(default="sm90", kw_only=True)
 
     @property
     def tiles(self) -> int:
@@ -120,11 +94,3 @@ class Spec:
     def _bytes(self, apart: bool) -> int:
         placed = place(self._shared(apart), 1 << 30, "bytes")
         return max(p.offset + p.stride * p.region.stages for p in placed.values())
-
-    @cached_property
-    def smem(self) -> dict[str, Placed]:
-        return place(self.pipeline.smem, self.pipeline.limits.smem_bytes, "bytes")
-
-    @property
-    def smem_bytes(self) -> int:
-        return max(p.offset + p.stride * p.region.stages for p in self.smem.values())
