@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-import torch
-
-from fa4core.forward.spec import MAX_HEAD_DIM
+from fa4core.forward import support as common
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
 from fa4core.sm100.forward.spec import TILE
-from primitives.expr import walk
 
 ATOM = 8  # rows after which the swizzle of shared memory repeats
-
-_DTYPES = (torch.bfloat16, torch.float16)
-_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-_CAPTURED = (*_DTYPES, torch.float32, torch.bool, *_INTEGERS)
 
 
 def refusal(program: Program, problem: Problem) -> str | None:
     """Why the kernel can't run a program on a problem, or None if it can."""
-    if problem.dtype not in _DTYPES:
-        return f"the kernels take bfloat16 and float16, not {problem.dtype}; convert the inputs"
-    for name, d in (("head dim", problem.head_dim), ("head dim of v", problem.head_dim_v)):
-        if d % 8 or not 8 <= d <= MAX_HEAD_DIM:
-            return f"{name} {d}; multiples of 8 from 8 to {MAX_HEAD_DIM} are supported"
     if problem.page_size is not None and math.gcd(problem.page_size, TILE) < ATOM:
         return (
             f"page size {problem.page_size}: a block of {TILE} keys is copied in parts of "
             f"gcd(page size, {TILE}), and shared memory is swizzled {ATOM} rows at a time; take a "
             f"page size that is a multiple of {ATOM}"
         )
-    for capture in program.graph.captures:
-        if capture.dtype not in _CAPTURED:
-            return f"a captured tensor is {capture.dtype}; use float32 or a smaller type"
-    for node in walk(*program.graph.roots):
-        wide = [n for n in _integers(node.attr) if not -(2**31) <= n < 2**31]
-        if wide:
-            return (
-                f"the kernels compute integers in 32 bits, and {wide[0]} in the mask, score mod or "
-                "sink needs more; compute what needs more outside the function and capture it"
-            )
-    return None
-
-
-def _integers(attribute: object) -> Iterator[int]:
-    """The integers in a node's attribute."""
-    if isinstance(attribute, tuple):
-        for part in attribute:
-            yield from _integers(part)
-    elif isinstance(attribute, int):
-        yield attribute
+    return common.refusal(program, problem)

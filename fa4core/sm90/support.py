@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fa4core.forward import support as common
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
-from fa4core.sm100 import support as common
 
 
 def refusal(program: Program, problem: Problem) -> str | None:

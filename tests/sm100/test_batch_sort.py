@@ -12,14 +12,14 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core import Variant, attention
 from fa4core.emulator.session import emulator
+from fa4core.forward import metadata
+from fa4core.forward.tables import tables
 from fa4core.ops import kernels_of, plan_call
 from fa4core.places import in_emulator
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import tile_map
 from fa4core.prepared import prepare
-from fa4core.sm100.forward import metadata
 from fa4core.sm100.forward.launch import FORWARD, metadata_of, spec_of
-from fa4core.sm100.forward.tables import tables
 from primitives import mask
 from primitives.schedule import Schedule
 from primitives.sequence import varlen

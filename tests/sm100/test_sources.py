@@ -9,8 +9,8 @@ from seeded import bugs
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
+from fa4core.forward import source
 from fa4core.pipeline.check import ProtocolError
-from fa4core.sm100.forward import source
 from fa4core.sm100.forward.protocol import check_forward, programs
 from fa4core.sm100.forward.spec import Spec
 

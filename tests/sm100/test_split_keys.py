@@ -12,11 +12,11 @@ from emulated import execute
 
 from fa4core import Variant, attention
 from fa4core.compile import cache
+from fa4core.forward.shares import shares
+from fa4core.forward.tables import tables
+from fa4core.forward.work import Item, Run
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import tile_map
-from fa4core.sm100.forward.coordinates import shares
-from fa4core.sm100.forward.tables import tables
-from fa4core.sm100.forward.work import Item, Run
 from fa4core.testing import LayoutSpec, Shape
 from primitives import mask
 from primitives.schedule import Schedule

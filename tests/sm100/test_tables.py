@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fa4core.forward.tables import tables
+from fa4core.forward.work import Item
 from fa4core.plan.makespan import kv_heads_in_section
 from fa4core.plan.problem import Problem
 from fa4core.plan.runs import assemble
 from fa4core.plan.target import SM100
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, TileMap
-from fa4core.sm100.forward.tables import tables
-from fa4core.sm100.forward.work import Item
 from primitives.schedule import Schedule
 
 TILE = 128

@@ -14,6 +14,10 @@ import cutlass.utils.blackwell_helpers as sm100
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
+from fa4core.forward.mods import Mods
+from fa4core.forward.source import Answers, queue, scheduler, stride
+from fa4core.forward.views import keys
+from fa4core.forward.work import Plan, Share
 from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
 from fa4core.pipeline.effects import Fixed
 from fa4core.pipeline.endpoint import Ends
@@ -22,12 +26,9 @@ from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.memory import DTYPES, Memory
 from fa4core.sm100.forward.mma import MmaWork, mma
-from fa4core.sm100.forward.mods import Mods
 from fa4core.sm100.forward.softmax import SoftmaxWork, softmax
-from fa4core.sm100.forward.source import Answers, queue, scheduler, stride
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.store import StoreWork, store
-from fa4core.sm100.forward.work import Plan, Share
 from fa4core.sm100.umma import InShared, Instruction
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
@@ -289,8 +290,8 @@ def forward(
         return cpasync.make_tiled_tma_atom(by, view, layout, (*rows, columns))
 
     load_q, g_q = atom(views.queries(q, spec), views.q_rows(spec), spec.d)
-    load_k, g_k = atom(views.keys(k), (spec.k_rows,), spec.d, spec.keys)
-    load_v, g_v = atom(views.keys(v), (spec.key_rows,), spec.columns)
+    load_k, g_k = atom(keys(k), (spec.k_rows,), spec.d, spec.keys)
+    load_v, g_v = atom(keys(v), (spec.key_rows,), spec.columns)
     rows, columns = views.q_rows(spec), spec.out_columns
     store_out, g_out = atom(views.results(out, spec), rows, columns, by=to_global)
     by_row = [

@@ -11,6 +11,8 @@ import math
 import torch
 
 from fa4core.compile.kernel import Kernel
+from fa4core.forward.arguments import captured
+from fa4core.forward.metadata import Metadata, metadata, pre_pass
 from fa4core.places import Place
 from fa4core.plan.choose import choose
 from fa4core.plan.target import SM100
@@ -19,7 +21,6 @@ from fa4core.plan.tiles import TileMap
 from fa4core.prepared import Shape, Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.coordinates import packed, packing
-from fa4core.sm100.forward.metadata import Metadata, metadata, pre_pass
 from fa4core.sm100.forward.spec import TILE, Spec
 from primitives.exp import Exp
 from primitives.schedule import Schedule
@@ -101,7 +102,6 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
     """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
     if not len(plan):
         return None
-    captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
     clusters = len(plan)
     if schedule_of(call).source == "persistent":
         clusters = min(max(1, place.sms // spec.ctas), clusters)
@@ -109,7 +109,7 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
         plan.items,
         plan.runs,
         _page_table(call),
-        captured,
+        captured(call),
         float(call.scale),
         clusters * spec.ctas,
     )
@@ -124,23 +124,3 @@ def _page_table(call: Call) -> Tensor:
         return torch.zeros(1, 1, dtype=torch.int32)
     table = call.layout.page_table.to(torch.int32)
     return table.contiguous() if table.numel() else table.new_zeros(len(table), 1)
-
-
-def _captured(tensor: Tensor | None) -> Tensor:
-    """A captured tensor as the kernel takes it: row-major, at least one element and dimension."""
-    assert tensor is not None
-    tensor = tensor.detach()
-    if tensor.numel() == 0:
-        tensor = tensor.new_zeros((1,) * tensor.dim())  # nothing that counts reads it
-    if tensor.dtype == torch.int64:
-        low, high = (int(n) for n in tensor.aminmax())
-        if not -(2**31) <= low <= high < 2**31:
-            raise ValueError(
-                f"a captured tensor of shape {tuple(tensor.shape)} (int64) holds {low}..{high}; "
-                "the kernels compute integers in 32 bits: capture smaller numbers, or use "
-                "backend='reference'"
-            )
-    if tensor.dtype == torch.bool:
-        tensor = tensor.to(torch.uint8)
-    # viewed twice, so that dimensions of extent 1 get the stride that row-major tensors have
-    return tensor.contiguous().view(-1).view(tensor.shape or (1,))

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from cutlass import cute
 
+from fa4core.forward.work import Row
 from fa4core.lowering.cute import select
 from fa4core.sm100.forward.spec import Spec
-
-
-@attrs.frozen(eq=False)
-class Row:
-    """Index of the query within its sequence, not below `seqlen_q` if there is none; its head."""
-
-    query: Any
-    head: Any
 
 
 def row_of(spec: Spec, item: Any, t: Any, thread: Any) -> Row:

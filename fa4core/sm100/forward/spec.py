@@ -20,6 +20,7 @@ from functools import cached_property
 import attrs
 
 from fa4core.forward.spec import ForwardSpec
+from fa4core.forward.work import ANSWER_BYTES
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
 from fa4core.pipeline.layout import Placed, place
 
@@ -27,7 +28,6 @@ TILE = 128  # queries of a tile and keys of a block
 PARTS = 4  # P is written in quarters; the last one has a signal of its own
 LAST = TILE // 2 // PARTS  # columns of tensor memory of a part of P
 
-ANSWER_BYTES = 16  # of the work queue
 OUT_BYTES = 128  # of a row of O staged for a store: what one swizzle spans
 AHEAD = 2  # tiles that the work queue is asked for before the slowest role is done with its own
 

@@ -61,26 +61,11 @@ def queries(q: cute.Tensor, spec: Spec) -> cute.Tensor:
     return cute.make_tensor(q.iterator, cute.make_layout(shape, stride=stride))
 
 
-def keys(tensor: cute.Tensor) -> cute.Tensor:
-    """(batch, rows, heads, d) as (rows, d, heads, batch, shift).
-
-    Rows and shift have one stride, and the pointer is moved back by all rows: coordinates
-    `rows - length + i` and `start + length` name row `start + i` of the tensor, and leave the box
-    exactly where a sequence of `length` rows ends, whatever follows it in memory. In a pool of
-    pages each page is a batch entry, and `length` the number of its rows that are in use.
-    """
-    batch, rows, heads, d = tensor.shape
-    of_batch, of_row, of_head, _ = tensor.stride
-    back = cute.assume(cutlass.Int64(rows) * cutlass.Int64(of_row), divby=8)
-    shape = (rows, d, heads, batch, 2 * rows + 1)
-    stride = (of_row, 1, of_head, of_batch, of_row)
-    return cute.make_tensor(tensor.iterator - back, cute.make_layout(shape, stride=stride))
-
-
 def results(out: cute.Tensor, spec: Spec) -> cute.Tensor:
     """(batch, rows, heads, d), contiguous, as (packed heads, rows, d, groups of heads, shift).
 
-    Rows and shift as in `keys`, over all rows of all batch entries: TMA takes five modes at most.
+    Rows and shift as in `forward.views.keys`, over all rows of all batch entries: TMA takes five
+    modes at most.
     """
     batch, rows, heads, d = out.shape
     _, of_row, of_head, _ = out.stride

@@ -13,13 +13,13 @@ import cutlass
 from cutlass import const_expr, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from fa4core.forward.work import Row
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E
 from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, moved
 from fa4core.sm90.forward.spec import ROWS, Spec
-from fa4core.sm100.forward.rows import Row
 
 
 @cute.jit

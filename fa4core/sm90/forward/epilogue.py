@@ -8,13 +8,13 @@ from typing import Any
 from cutlass import cute
 from cutlass.cute.nvgpu import warp
 
+from fa4core.forward.work import Row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.device import meet
 from fa4core.pipeline.effects import Fixed
 from fa4core.sm90.forward.load import partition
 from fa4core.sm90.forward.rows import HALVES, NEVER, Rows, half_of, over_quad
 from fa4core.sm90.forward.spec import ROWS, Spec
-from fa4core.sm100.forward.rows import Row
 
 LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)

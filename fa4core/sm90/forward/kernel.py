@@ -14,16 +14,16 @@ from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.utils import LayoutEnum
 
+from fa4core.forward.mods import Mods
+from fa4core.forward.source import stride
+from fa4core.forward.views import keys
+from fa4core.forward.work import Plan, Share
 from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm90.forward.consumer import ConsumerWork, consumer
 from fa4core.sm90.forward.epilogue import Epilogue
 from fa4core.sm90.forward.load import LoadWork, load
 from fa4core.sm90.forward.spec import ROWS, Spec
-from fa4core.sm100.forward.mods import Mods
-from fa4core.sm100.forward.source import stride
-from fa4core.sm100.forward.views import keys
-from fa4core.sm100.forward.work import Plan, Share
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 

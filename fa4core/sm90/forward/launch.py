@@ -11,6 +11,8 @@ import attrs
 import torch
 
 from fa4core.compile.kernel import Kernel
+from fa4core.forward.arguments import captured
+from fa4core.forward.metadata import Metadata, metadata, pre_pass
 from fa4core.places import Place
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
@@ -18,8 +20,6 @@ from fa4core.prepared import Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.spec import ROWS, Spec
 from fa4core.sm90.forward.tuning import Shape, shape_of
-from fa4core.sm100.forward.launch import _captured
-from fa4core.sm100.forward.metadata import Metadata, metadata, pre_pass
 from primitives.schedule import Schedule
 
 
@@ -71,10 +71,9 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
     """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
     if not len(plan):
         return None
-    captured = tuple(_captured(c.tensor) for c in call.program.graph.captures)
     persistent = schedule_of(call).source == "persistent"
     ctas = min(place.sms, len(plan)) if persistent else len(plan)
-    return plan.items, plan.runs, captured, float(call.scale), ctas
+    return plan.items, plan.runs, captured(call), float(call.scale), ctas
 
 
 FORWARD = Skeleton(

@@ -1,7 +1,7 @@
 """The load role: one warp that brings Q, K and V into shared memory by TMA.
 
 The only role that knows where sequences lie; how rows behind a sequence are left out is said in
-`fa4core.sm100.forward.load`.
+`fa4core.forward.views`.
 """
 
 from __future__ import annotations

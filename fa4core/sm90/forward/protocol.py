@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from fa4core.forward import protocol
+from fa4core.forward.protocol import Role
 from fa4core.pipeline.check import check
-from fa4core.pipeline.record import Program, record
+from fa4core.pipeline.record import Program
 from fa4core.sm90.forward.consumer import ConsumerWork, consumer
 from fa4core.sm90.forward.load import LoadWork, load
 from fa4core.sm90.forward.spec import Spec
-from fa4core.sm100.forward.protocol import plan_of
 
-ROLES: dict[str, tuple[Callable[..., Any], type]] = {
+ROLES: dict[str, tuple[Role, type]] = {
     "consumer": (consumer, ConsumerWork),
     "load": (load, LoadWork),
 }
 
 
 def programs(
-    spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
+    spec: Spec, blocks: Sequence[int], change: Mapping[str, Role] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    plan, known = plan_of(spec, blocks), {"tiles": tuple(range(spec.tiles))}
-    recorded: list[Program] = []
-    for role, (function, work) in ROLES.items():
-        chosen = (change or {}).get(role, function)
-        recorded += record(spec.pipeline, role, chosen, work, plan, known)
-    return recorded
+    known = {"tiles": tuple(range(spec.tiles))}
+    return protocol.programs(ROLES, spec, blocks, known, change)
 
 
 def check_forward(
-    spec: Spec, blocks: Sequence[int], change: Mapping[str, Callable[..., Any]] | None = None
+    spec: Spec, blocks: Sequence[int], change: Mapping[str, Role] | None = None
 ) -> None:
     """Check the protocol for one CTA that works through tiles with these numbers of key blocks.
 

@@ -6,10 +6,10 @@ import attrs
 import numpy as np
 import pytest
 
+from fa4core.forward.tables import tables
+from fa4core.forward.work import Item, Run
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, tile_map
-from fa4core.sm100.forward.tables import tables
-from fa4core.sm100.forward.work import Item, Run
 from primitives import mask
 from primitives.schedule import Schedule
 

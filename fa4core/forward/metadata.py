@@ -14,13 +14,13 @@ import torch
 
 from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, TensorType
+from fa4core.forward.shares import shares
+from fa4core.forward.tables import tables
+from fa4core.forward.work import Item
 from fa4core.places import Place
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import TileMap
-from fa4core.sm100.forward.coordinates import shares
-from fa4core.sm100.forward.tables import tables
-from fa4core.sm100.forward.work import Item
 from primitives.schedule import Schedule
 
 Tensor = torch.Tensor
@@ -90,7 +90,7 @@ def pre_pass(place: Place) -> Kernel:
     """The kernel that sorts."""
     table, column = (TensorType("int32", rank) for rank in (2, 1))
     return Kernel(
-        "fa4core.sm100.forward.sort:sort_batch",
+        "fa4core.forward.sort:sort_batch",
         (table, column, column, column, table, "int32"),
         _Nothing(),
         place.target,

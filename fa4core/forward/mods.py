@@ -15,14 +15,14 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from fa4core.forward.spec import ForwardSpec
+from fa4core.forward.work import Row
 from fa4core.lowering.approximate import QUICK, Unit
 from fa4core.lowering.cute import Scope, as_float, select
 from fa4core.lowering.predicate import BITS, Predicate
 from fa4core.lowering.words import leaves, per_element
 from fa4core.pipeline.effects import Fixed
 from fa4core.reference.exp2 import emulated
-from fa4core.sm100.forward.rows import Row
-from fa4core.sm100.forward.spec import Spec
 from primitives.expr import Node, algebra, captures, parse, walk
 
 NEVER = -math.inf
@@ -39,7 +39,7 @@ class Mods(Fixed):
         has_sink: Whether there is one more logit.
     """
 
-    def __init__(self, spec: Spec, captured: tuple[cute.Tensor, ...]):
+    def __init__(self, spec: ForwardSpec, captured: tuple[cute.Tensor, ...]):
         self.mask, self.score, self.sink = parse(spec.graph)
         slots = captures(self.mask, self.score, self.sink)
         self.captured = dict(zip(slots, captured, strict=True))

@@ -10,12 +10,12 @@ import attrs
 import numpy as np
 import torch
 
+from fa4core.forward.work import FIELDS, Item
 from fa4core.plan.makespan import WorkTiles, arrange, kv_heads_in_section
 from fa4core.plan.problem import Problem
 from fa4core.plan.runs import Runs
 from fa4core.plan.target import SM100, Target
 from fa4core.plan.tiles import TileMap
-from fa4core.sm100.forward.work import FIELDS, Item
 from primitives.schedule import Schedule
 
 

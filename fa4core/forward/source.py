@@ -14,10 +14,10 @@ from typing import Any
 
 from cutlass import cute
 
+from fa4core.forward.work import ANSWER_BYTES
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends, Poster, Waiter
-from fa4core.sm100.forward.spec import ANSWER_BYTES
 
 
 class Stride(Fixed):

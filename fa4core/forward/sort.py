@@ -15,7 +15,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import cute
 
-from fa4core.sm100.forward.work import FIELDS, Item
+from fa4core.forward.work import FIELDS, Item
 
 WARP = 32
 BLOCKS = [f.name for f in attrs.fields(Item)].index("blocks")

@@ -58,6 +58,14 @@ class Run:
 
 
 @attrs.frozen(eq=False)
+class Row:
+    """Index of the query within its sequence, not below `seqlen_q` if there is none; its head."""
+
+    query: Any
+    head: Any
+
+
+@attrs.frozen(eq=False)
 class Share:
     """What a CTA has of a work tile: `tiles` query tiles, behind those of the CTAs before it.
 
@@ -71,6 +79,8 @@ class Share:
     cta: Any = 0
     ctas: int = 1
 
+
+ANSWER_BYTES = 16  # of the work queue: which tile is next
 
 FIELDS = len(attrs.fields(Item))
 RUN_FIELDS = len(attrs.fields(Run))

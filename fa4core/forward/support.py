@@ -1,0 +1,45 @@
+"""What every forward kernel takes, and why not the rest. Imports no kernel and no DSL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fa4core.forward.spec import MAX_HEAD_DIM
+from fa4core.plan.problem import Problem
+from fa4core.program import Program
+from primitives.expr import walk
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_CAPTURED = (*_DTYPES, torch.float32, torch.bool, *_INTEGERS)
+
+
+def refusal(program: Program, problem: Problem) -> str | None:
+    """Why no kernel can run a program on a problem, or None if one may."""
+    if problem.dtype not in _DTYPES:
+        return f"the kernels take bfloat16 and float16, not {problem.dtype}; convert the inputs"
+    for name, d in (("head dim", problem.head_dim), ("head dim of v", problem.head_dim_v)):
+        if d % 8 or not 8 <= d <= MAX_HEAD_DIM:
+            return f"{name} {d}; multiples of 8 from 8 to {MAX_HEAD_DIM} are supported"
+    for capture in program.graph.captures:
+        if capture.dtype not in _CAPTURED:
+            return f"a captured tensor is {capture.dtype}; use float32 or a smaller type"
+    for node in walk(*program.graph.roots):
+        wide = [n for n in _integers(node.attr) if not -(2**31) <= n < 2**31]
+        if wide:
+            return (
+                f"the kernels compute integers in 32 bits, and {wide[0]} in the mask, score mod or "
+                "sink needs more; compute what needs more outside the function and capture it"
+            )
+    return None
+
+
+def _integers(attribute: object) -> Iterator[int]:
+    """The integers in a node's attribute."""
+    if isinstance(attribute, tuple):
+        for part in attribute:
+            yield from _integers(part)
+    elif isinstance(attribute, int):
+        yield attribute

@@ -1,0 +1,41 @@
+"""What may import what, as `docs/architecture.md` says; read from the files, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: A folder, and what nothing in it may import.
+FORBIDDEN = {
+    "primitives": ("fa4core", "variants", "cutlass"),
+    "fa4core/lowering": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "fa4core.plan"),
+    "fa4core/plan": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "cutlass"),
+    "fa4core/reference": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "cutlass"),
+    "fa4core/pipeline": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward"),
+    "fa4core/forward": ("fa4core.sm90", "fa4core.sm100"),
+    "fa4core/sm90": ("fa4core.sm100",),
+    "fa4core/sm100": ("fa4core.sm90",),
+    "fa4core/emulator": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "fa4core.plan"),
+}
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_a_folder_imports_what_it_may(folder: str) -> None:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for name in imported(path):
+            above = [f for f in FORBIDDEN[folder] if name == f or name.startswith(f"{f}.")]
+            assert not above, f"{path.relative_to(ROOT)} imports {name}"
