@@ -1,4 +1,4 @@
-"""What may import what, as `docs/architecture.md` says; read from the files, nothing is imported."""
+"""What may import what, as `docs/architecture.md` says; read from the files, importing none."""
 
 from __future__ import annotations
 

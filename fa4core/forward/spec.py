@@ -7,6 +7,7 @@ pipeline that follows from them.
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import cached_property
 
 import attrs
@@ -54,6 +55,16 @@ class ForwardSpec:
     @property
     def d_v(self) -> int:
         return -(-self.head_dim_v // 16) * 16
+
+    @property
+    def far(self) -> float:
+        """Scores, log2 domain, from which on float32 is too coarse for a weight's exponent.
+
+        Rounding a smaller one takes up to far / 2^25 of it, and the largest weight, 2^threshold,
+        must stay finite when that much is added to its exponent.
+        """
+        room = 15.9 if self.dtype == "float16" else 96.0
+        return 2.0 ** (25 + min(4, math.floor(math.log2(room - self.threshold))))
 
     @cached_property
     def pipeline(self) -> Pipeline:

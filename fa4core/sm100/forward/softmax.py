@@ -16,6 +16,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
+from fa4core.forward.exponent import exponent
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
@@ -27,7 +28,6 @@ LOG2E = math.log2(math.e)
 NEVER = -math.inf
 WIDTH = TILE // PARTS  # scores of a part
 CHAINS = 4  # independent maxima and sums of a row, or each would wait for the one before it
-EXPONENT = 0xFF << 23  # its bits in a float32
 LONG = 16  # columns at a time of mods with long code
 
 
@@ -127,18 +127,8 @@ class Rows:
 
     @property
     def exponent(self) -> tuple[cutlass.Float32, cutlass.Float32]:
-        """Factor and shift of a score on its way to a weight's exponent; never infinite.
-
-        The shift is a rounded product. What rounding took is in every exponent of the row, which is
-        harmless unless weights overflow (`Spec.far`). There, different scores are so far apart that
-        one has all the weight, and a power of two for a factor makes the product exact.
-        """
-        base = select(self.applied == NEVER, 0.0, self.applied, "float")
-        shift = base * self.factor
-        near = cute.arch.fmax(shift, -shift) < self.spec.far
-        power = (self.factor.bitcast(cutlass.Int32) & EXPONENT).bitcast(cutlass.Float32)
-        factor = select(near, self.factor, power, "float")
-        return factor, base * factor
+        """Factor and shift of a score on its way to a weight's exponent."""
+        return exponent(self.spec, self.applied, self.factor)
 
 
 class SoftmaxWork(Fixed):

@@ -14,7 +14,6 @@ both work on the rows of their own.
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import attrs
@@ -123,16 +122,6 @@ class Spec(ForwardSpec):
     @property
     def out_parts(self) -> int:
         return -(-self.d_v // self.out_columns)
-
-    @property
-    def far(self) -> float:
-        """Scores, log2 domain, from which on float32 is too coarse for a weight's exponent.
-
-        Rounding a smaller one takes up to far / 2^25 of it, and the largest weight, 2^threshold,
-        must stay finite when that much is added to its exponent.
-        """
-        room = 15.9 if self.dtype == "float16" else 96.0
-        return 2.0 ** (25 + min(4, math.floor(math.log2(room - self.threshold))))
 
     @property
     def _queue(self) -> tuple[Signal, ...]:

@@ -56,7 +56,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             else:
                 work.modify(t, item, begin.first, True)
             rows.raise_maximum(work.peaks(t))
-            rows.add(work.weigh(t, rows))
+            rows.add(work.weigh(t, rows, True))
             work.pass_on(t)
             done = 1
             for r in range(item.first_run, item.end_run):
@@ -75,12 +75,12 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         work.modify(t, item, j, False)
                     else:
                         work.modify(t, item, j, True)
-                    sums = work.weigh(t, rows)  # as if the maximum were still the one so far
+                    sums = work.weigh(t, rows, False)  # as if the maximum were still the one so far
                     factors, grown = work.no_factors(), rows.outgrown(sums)
                     rows.see(work.peaks(t))
                     if grown:
                         factors = rows.raise_maximum(work.peaks(t))
-                        sums = work.weigh(t, rows)
+                        sums = work.weigh(t, rows, True)
                     rows.add(sums)
                     work.settle(0)
                     v_free.arrive(stage=v_stage)
@@ -188,14 +188,14 @@ class ConsumerWork(Fixed):
         """Maximum of each of the thread's rows."""
         return tuple(_maximum(half_of(self.s, half)) for half in HALVES)
 
-    @touches(lambda t, rows: (reads("s", t), writes("next", t)))
-    def weigh(self, t: Any, rows: Rows) -> tuple:
+    @touches(lambda t, rows, exact: (reads("s", t), writes("next", t)))
+    def weigh(self, t: Any, rows: Rows, exact: bool) -> tuple:
         """S -> the next P, rounded to the operand's type; gives the sums of the thread's rows.
 
         Kept as words: as halves, they would be put together behind the fence of the product.
         """
         weights = cute.make_rmem_tensor(self.s.layout, cutlass.Float32)
-        sums = exp2_block(self.spec, self.s, weights, rows)
+        sums = exp2_block(self.spec, self.s, weights, rows, exact)
         rounded = cute.make_rmem_tensor(self.s.layout, self.p.element_type)
         rounded.store(weights.load().to(self.p.element_type))
         _copy_words(rounded, self.next)

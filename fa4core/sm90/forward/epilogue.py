@@ -31,12 +31,19 @@ class Epilogue(Fixed):
         atom, out: TMA's store and its view of the output, as `kernel` makes them.
         lse, row_max: (seqlen_q, heads, batch) in global memory.
         mods: For the sink.
+        scale: Run-time factor on q . k.
     """
 
-    def __init__(self, spec: Spec, copy, thread, product, shared, atom, out, lse, row_max, mods):
+    def __init__(
+        self, spec: Spec, copy, thread, product, shared, atom, out, lse, row_max, mods, scale
+    ):
         self.spec, self.copy, self.thread, self.product = spec, copy, thread, product
         self.shared, self.atom, self.out = shared, atom, out
-        self.lse, self.row_max, self.mods = lse, row_max, mods
+        self.lse, self.row_max, self.mods, self.scale = lse, row_max, mods, scale
+
+    def natural(self, score: Any) -> Any:
+        """A score in natural units."""
+        return score * self.scale if self.mods.plain else score
 
     def wait(self) -> None:
         """Until the rows stored before have been read from shared memory."""
@@ -77,21 +84,20 @@ class Epilogue(Fixed):
 
     def _statistics(self, item: Any, row: Any, rows: Rows, half: int) -> tuple[Any, Any, Any]:
         """The factor that normalises the row, its LSE and its maximum, natural units."""
-        applied = rows.applied[half]
-        highest = over_quad(rows.highest[half], cute.arch.fmax)
+        applied = self.natural(rows.applied[half])
+        highest = self.natural(over_quad(rows.highest[half], cute.arch.fmax))
         whole = over_quad(rows.total[half], lambda a, b: a + b)
         part, base, empty = 1.0, applied, NEVER
         if self.mods.has_sink:
             empty = self.mods.sink_of(item, Row(row, item.h))
-            logit = empty * LOG2E
-            base = cute.arch.fmax(applied, logit)
+            base = cute.arch.fmax(applied, empty)
             base = select(base == NEVER, 0.0, base, "float")
-            part = cute.math.exp2(applied - base, fastmath=True)
-            whole = whole * part + cute.math.exp2(logit - base, fastmath=True)
+            part = cute.math.exp2((applied - base) * LOG2E, fastmath=True)
+            whole = whole * part + cute.math.exp2((empty - base) * LOG2E, fastmath=True)
         whole = select(applied == NEVER, 1.0, whole, "float")
-        lse = (base + cute.math.log2(whole, fastmath=True)) * LN2
+        lse = base + cute.math.log2(whole, fastmath=True) * LN2
         inverse = cute.arch.rcp_approx(whole)
-        return part * inverse, select(applied == NEVER, empty, lse, "float"), highest * LN2
+        return part * inverse, select(applied == NEVER, empty, lse, "float"), highest
 
 
 @cute.jit

@@ -116,7 +116,7 @@ def forward_kernel(
     if in_role(pipeline, "consumer", warp):
         cute.arch.setmaxregister_increase(registers["consumer"])
         member = thread_of(pipeline, "consumer", thread)
-        epilogue = (s_rows, store, out, lse, row_max, mods)
+        epilogue = (s_rows, store, out, lse, row_max, mods, scale)
         work = _consumer_work(spec, products, t, member, s_q, s_k, s_v, mods, scale, epilogue)
         consumer(work, plan, Ends(pipeline, "consumer", barriers), t)
 

@@ -11,6 +11,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass._mlir.dialects import math as mlir_math
 from cutlass.cutlass_dsl import T, dsl_user_op
 
+from fa4core.forward.exponent import exponent, near
 from fa4core.lowering.cute import select
 from fa4core.reference.exp2 import COEFFICIENTS
 from fa4core.sm90.forward.spec import Spec
@@ -36,7 +37,7 @@ def over_quad(value: Any, function: Any) -> Any:
 
 
 class Rows:
-    """Statistics of a thread's rows, log2 domain; `factor` multiplies scores on their way there.
+    """Statistics of a thread's rows, of scores before `factor` takes them to the log2 domain.
 
     Rescaling is lazy (FlashAttention-4, section 3.1): `applied` is the maximum that P, the sum and
     O are relative to; it follows the true one only when that has grown by more than the threshold.
@@ -64,11 +65,11 @@ class Rows:
 
         No term of a sum of at most 2^threshold is greater than that; no maximum has to be found to
         see it. Sums that are infinite or no number count as greater, and nothing is known of a row
-        that has not seen a score.
+        that has not seen a score, or whose scores are so large that weights need exact exponents.
         """
         most = 2.0**self.spec.threshold
         known = [
-            (total <= most) & (applied != NEVER)
+            (total <= most) & near(self.spec, applied * self.factor)
             for total, applied in zip(sums, self.applied, strict=True)
         ]
         return cute.arch.vote_all_sync(known[0] & known[1]) ^ True
@@ -78,8 +79,7 @@ class Rows:
         if not self.spec.row_max:
             return
         self.highest = [
-            cute.arch.fmax(highest, peak * self.factor)
-            for highest, peak in zip(self.highest, peaks, strict=True)
+            cute.arch.fmax(highest, peak) for highest, peak in zip(self.highest, peaks, strict=True)
         ]
 
     def raise_maximum(self, peaks: tuple) -> tuple:
@@ -87,12 +87,11 @@ class Rows:
         return tuple(self._raise(half, peaks[half]) for half in HALVES)
 
     def _raise(self, half: int, peak: Any) -> Any:
-        highest = cute.arch.fmax(self.highest[half], peak * self.factor)
-        highest = over_quad(highest, cute.arch.fmax)
-        grown = highest - self.applied[half] > self.spec.threshold  # false for -inf - -inf
+        highest = over_quad(cute.arch.fmax(self.highest[half], peak), cute.arch.fmax)
+        growth = (highest - self.applied[half]) * self.factor
+        grown = growth > self.spec.threshold  # false for -inf - -inf
         applied = select(grown, highest, self.applied[half], "float")
-        change = select(grown, self.applied[half] - applied, 0.0, "float")
-        shrink = cute.math.exp2(change, fastmath=True)
+        shrink = cute.math.exp2(select(grown, -growth, 0.0, "float"), fastmath=True)
         self.highest[half], self.applied[half] = highest, applied
         self.total[half] = self.total[half] * shrink
         return shrink
@@ -100,22 +99,31 @@ class Rows:
     def add(self, amounts: tuple) -> None:
         self.total = [total + amount for total, amount in zip(self.total, amounts, strict=True)]
 
-    def shift(self, half: int) -> Any:
-        """What is subtracted from scaled scores: never infinite."""
-        return select(self.applied[half] == NEVER, 0.0, self.applied[half], "float")
+    def exponent(self, half: int, exact: bool) -> tuple[Any, Any]:
+        """Factor and shift of a score on its way to a weight's exponent.
+
+        The exact ones are right for scores of any magnitude; see `outgrown` for when the others are
+        not, which need fewer registers.
+        """
+        if exact:
+            return exponent(self.spec, self.applied[half], self.factor)
+        return self.factor, self.applied[half] * self.factor
 
 
-def exp2_block(spec: Spec, scores: cute.Tensor, weights: cute.Tensor, rows: Rows) -> tuple:
-    """weights[i] = 2^(factor * scores[i] - shift of its row); gives the sums of both rows.
+def exp2_block(
+    spec: Spec, scores: cute.Tensor, weights: cute.Tensor, rows: Rows, exact: bool
+) -> tuple:
+    """weights[i] = 2^(factor * scores[i] - shift), both of its row; gives the sums of both rows.
 
     A share of the exponentials is a polynomial's; it is a share of each thread's columns, and so of
     each row's.
     """
-    shifts = [-rows.shift(half) for half in HALVES]
+    exponents = [rows.exponent(half, exact) for half in HALVES]
     sums = [[cutlass.Float32(0.0) for _ in range(2)] for _ in HALVES]
     for i in range(cute.size(scores)):
         half, column = i // 2 % 2, i // 4 * 2 + i % 2
-        x = fma(scores[i], rows.factor, shifts[half])
+        factor, shift = exponents[half]
+        x = fma(scores[i], factor, -shift)
         if math.floor((column + 1) * spec.exp.fraction) > math.floor(column * spec.exp.fraction):
             weight = polynomial_exp2(x, spec.exp.degree)
         else:
@@ -131,7 +139,7 @@ def polynomial_exp2(x: Any, degree: int) -> Any:
     Adding a large number rounds down and leaves the integer part in the low bits, which a shift
     moves to the exponent: Hopper's conversions are as slow as its exponentials.
     """
-    x = cute.arch.fmax(x, cutlass.Float32(-127.0))
+    x = cute.arch.fmax(x, cutlass.Float32(-127.0), nan=True)
     rounded = add_down(x, cutlass.Float32(ROUNDER))
     fraction = x - (rounded - ROUNDER)
     p = cutlass.Float32(COEFFICIENTS[degree][-1]) if degree else cutlass.Float32(1.0)
