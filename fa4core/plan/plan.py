@@ -62,9 +62,7 @@ class Plan:
     @property
     def exp(self) -> Exp:
         """How exponentials are computed: the variant's choice, or the target's."""
-        if self.variant.exp is not None:
-            return self.variant.exp
-        return Exp(fraction=self.target.emulated_exp)
+        return self.variant.exp or self.target.exp
 
     @property
     def rescale_threshold(self) -> float:

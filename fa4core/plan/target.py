@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import attrs
 
+from primitives.exp import Exp
+
 
 @attrs.frozen
 class Rates:
@@ -114,6 +116,11 @@ class Target:
     forward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     backward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     work_queue: bool = False
+
+    @property
+    def exp(self) -> Exp:
+        """How exponentials are computed unless the variant says."""
+        return Exp(fraction=self.emulated_exp)
 
     @property
     def measured(self) -> Rates:

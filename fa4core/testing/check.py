@@ -124,7 +124,7 @@ def judge(
 
 def default_exp(backend: str) -> Exp | None:
     """The exp policy of a backend's kernels, for variants that leave it open."""
-    return Exp(fraction=SM100.emulated_exp) if backend in ("sm100", "emulator") else None
+    return SM100.exp if backend in ("sm100", "emulator") else None
 
 
 def _longest_sum(problem: Problem) -> int:

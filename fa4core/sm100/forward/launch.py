@@ -22,7 +22,6 @@ from fa4core.prepared import Shape, Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.coordinates import packed, packing
 from fa4core.sm100.forward.spec import TILE, Spec
-from primitives.exp import Exp
 from primitives.schedule import Schedule
 
 Tensor = torch.Tensor
@@ -43,7 +42,7 @@ def spec_of(call: Call, target: str) -> Spec:
         head_dim_v=problem.head_dim_v,
         tiles=shape.stages if several else 1,
         ctas=ctas,
-        exp=program.exp or Exp(fraction=hardware.emulated_exp),
+        exp=program.exp or hardware.exp,
         threshold=hardware.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
         packed=heads,

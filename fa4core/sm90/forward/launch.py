@@ -25,7 +25,7 @@ from primitives.schedule import Schedule
 
 def spec_of(call: Call, target: str, shape: Shape | None = None) -> Spec:
     """What a call's kernel is compiled for; `shape` instead of the tuned one."""
-    problem, program = call.problem, call.program
+    problem, program, hardware = call.problem, call.program, planned(target)
     threshold = program.rescale_threshold
     rows = max(problem.seqlens_q, default=0)
     masked = not program.graph.mask.is_const
@@ -35,8 +35,8 @@ def spec_of(call: Call, target: str, shape: Shape | None = None) -> Spec:
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         shape=shape or shape_of(problem.head_dim, problem.head_dim_v, rows, masked),
-        exp=call.exp,
-        threshold=planned(target).rescale_threshold if threshold is None else float(threshold),
+        exp=program.exp or hardware.exp,
+        threshold=hardware.rescale_threshold if threshold is None else float(threshold),
         negative_scale=call.scale <= 0,
         target=target,
     )
