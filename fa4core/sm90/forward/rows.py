@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from fa4core.sm90.forward.spec import Spec
 
 NEVER = -math.inf
 HALVES = (0, 1)  # the rows of a thread: r and r + 8
+maximum = functools.partial(cute.arch.fmax, nan=True)  # NaN if either is
 ROUNDER = 1.5 * 2.0**23  # added to a float32, it leaves an integer in the low bits
 
 
@@ -78,7 +80,7 @@ class Rows:
         if not self.spec.row_max:
             return
         self.highest = [
-            cute.arch.fmax(highest, peak * self.factor)
+            maximum(highest, peak * self.factor)
             for highest, peak in zip(self.highest, peaks, strict=True)
         ]
 
@@ -87,9 +89,9 @@ class Rows:
         return tuple(self._raise(half, peaks[half]) for half in HALVES)
 
     def _raise(self, half: int, peak: Any) -> Any:
-        highest = cute.arch.fmax(self.highest[half], peak * self.factor)
-        highest = over_quad(highest, cute.arch.fmax)
-        grown = highest - self.applied[half] > self.spec.threshold  # false for -inf - -inf
+        highest = maximum(self.highest[half], peak * self.factor)
+        highest = over_quad(highest, maximum)
+        grown = highest - self.applied[half] > self.spec.threshold  # false for -inf - -inf and NaN
         applied = select(grown, highest, self.applied[half], "float")
         change = select(grown, self.applied[half] - applied, 0.0, "float")
         shrink = cute.math.exp2(change, fastmath=True)
@@ -128,10 +130,11 @@ def exp2_block(spec: Spec, scores: cute.Tensor, weights: cute.Tensor, rows: Rows
 def polynomial_exp2(x: Any, degree: int) -> Any:
     """2^x on FMA units, as `fa4core.reference.exp2` has it; below -127 it is 2^-127 or 0.
 
+    NaN gives NaN or 2^128.
     Adding a large number rounds down and leaves the integer part in the low bits, which a shift
     moves to the exponent: Hopper's conversions are as slow as its exponentials.
     """
-    x = cute.arch.fmax(x, cutlass.Float32(-127.0))
+    x = maximum(x, cutlass.Float32(-127.0))
     rounded = add_down(x, cutlass.Float32(ROUNDER))
     fraction = x - (rounded - ROUNDER)
     p = cutlass.Float32(COEFFICIENTS[degree][-1]) if degree else cutlass.Float32(1.0)
