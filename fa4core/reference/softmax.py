@@ -101,7 +101,7 @@ class OnlineSoftmax:
         self.out.baddbmm_(weights.to(self.rounded).to(values.dtype), values)
 
     def finish(self) -> Partial:
-        empty = self.applied == NEVER
+        empty = self.total == 0.0  # not `applied == NEVER`: that holds if all scores are NaN, too
         total = torch.where(empty, 1.0, self.total)
         return Partial(
             self.out / total[..., None],

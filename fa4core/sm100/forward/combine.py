@@ -2,6 +2,7 @@
 
 Each share leaves a normalised output, LSE and row maximum in float32. A row's outputs are weighted
 with exp(LSE - joint LSE); shares in which a row attends to nothing (LSE -inf) are not even read.
+A NaN share is read, though no maximum shows it.
 The sink is in the first share's LSE. One thread merges eight columns of a row.
 """
 
@@ -17,6 +18,7 @@ from cutlass import cute
 from fa4core.lowering.cute import select
 from fa4core.sm100.forward import views
 from fa4core.sm100.forward.kernel import forward
+from fa4core.sm100.forward.softmax import maximum
 
 THREADS = 128
 COLUMNS = 8  # of a thread: 16 bytes of the output
@@ -84,17 +86,17 @@ def combine_kernel(
         base, highest = cutlass.Float32(NEVER), cutlass.Float32(NEVER)
         for share in range(shares):
             base = cute.arch.fmax(base, part_lse[share * batches + b, h, row])
-            highest = cute.arch.fmax(highest, part_max[share * batches + b, h, row])
+            highest = maximum(highest, part_max[share * batches + b, h, row])
         total = cutlass.Float32(0.0)
         sums = cute.make_rmem_tensor(cute.make_layout(COLUMNS), cutlass.Float32)
         sums.fill(0.0)
         for share in range(shares):
             of_share = part_lse[share * batches + b, h, row]
-            if of_share > NEVER:
+            if of_share != NEVER:
                 weight = cute.math.exp2((of_share - base) * LOG2E, fastmath=True)
                 total = total + weight
                 _add(sums, _piece(part_out, row, column, h, share * batches + b), weight)
-        attended = base > NEVER
+        attended = total != 0.0
         factor = 1.0 / select(attended, total, 1.0, "float")
         result = cute.make_rmem_tensor(cute.make_layout(COLUMNS), out.element_type)
         for i in cutlass.range_constexpr(COLUMNS):

@@ -113,15 +113,16 @@ class CorrectionWork(Fixed):
         if self.mods.has_sink:
             logit = self._sink(item, row)
             whole = whole + cute.math.exp2((logit - base) * LOG2E, fastmath=True)
-        whole = select(applied == NEVER, 1.0, whole, "float")
+        nothing = total == 0.0  # not `applied == NEVER`, which holds if all scores are NaN, too
+        whole = select(nothing, 1.0, whole, "float")
         lse = base + cute.math.log2(whole) * LN2
-        self._write(self.lse, item, row, self._lse(item, row, applied, lse))
+        self._write(self.lse, item, row, select(nothing, self._empty(item, row), lse, "float"))
         return part * cute.arch.rcp_approx(whole)
 
     def finish_empty(self, item: Any, t: int) -> None:
         """Write the statistics of a row with nothing to attend to."""
         row, never = row_of(self.spec, item, t, self.thread), cutlass.Float32(NEVER)
-        self._write(self.lse, item, row, self._lse(item, row, never, never))
+        self._write(self.lse, item, row, self._empty(item, row))
         self._write(self.row_max, item, row, never)
 
     @touches(lambda t, part, stage, factor: (reads("o", t), writes("out", stage)))
@@ -169,10 +170,9 @@ class CorrectionWork(Fixed):
         base = select(base == NEVER, 0.0, base, "float")
         return cute.math.exp2((applied - base) * LOG2E, fastmath=True), base
 
-    def _lse(self, item: Any, row: Any, applied: Any, lse: Any) -> Any:
-        """LSE, right for rows with nothing to attend to, too."""
-        empty = self._sink(item, row) if self.mods.has_sink else NEVER
-        return select(applied == NEVER, empty, lse, "float")
+    def _empty(self, item: Any, row: Any) -> cutlass.Float32:
+        """The LSE of a row with nothing to attend to."""
+        return self._sink(item, row) if self.mods.has_sink else cutlass.Float32(NEVER)
 
 
 def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, Any, Any]:

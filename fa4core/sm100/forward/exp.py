@@ -25,7 +25,7 @@ def both(value: float) -> Pair:
 
 
 def polynomial_exp2(x: Pair, degree: int) -> Pair:
-    """2^x; 0 below -127, and down to -126 of a magnitude below 2^-126. NaN gives no finite one."""
+    """2^x; 0 below -127, and down to -126 of a magnitude below 2^-126. NaN gives NaN or 2^128."""
     fma, add = cute.arch.fma_packed_f32x2, cute.arch.add_packed_f32x2
     x = tuple(cute.arch.fmax(n, cutlass.Float32(-127.0), nan=True) for n in x)
     shifted = add(x, both(ROUNDS_TO_ONE), rnd="rm")  # its last bits are the integer part of x

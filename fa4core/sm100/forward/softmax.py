@@ -74,6 +74,9 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
         index = source.next(index)
 
 
+#: NaN if either is.
+maximum = functools.partial(cute.arch.fmax, nan=True)
+
 range_of_parts = tuple(range(PARTS - 1))
 
 
@@ -102,14 +105,14 @@ class Rows:
 
     def raise_maximum(self, scores: cute.Tensor) -> cutlass.Float32:
         """Take in the maximum of a block; gives the factor for what was accumulated before."""
-        peaks = [cute.arch.fmax(scores[2 * c], scores[2 * c + 1]) for c in range(CHAINS)]
+        peaks = [maximum(scores[2 * c], scores[2 * c + 1]) for c in range(CHAINS)]
         for i in range(2 * CHAINS, TILE, 2):
             c = i // 2 % CHAINS  # with two scores at once: one instruction of three operands
-            peaks[c] = cute.arch.fmax(cute.arch.fmax(peaks[c], scores[i]), scores[i + 1])
-        peak = functools.reduce(cute.arch.fmax, peaks)
-        self.highest = cute.arch.fmax(self.highest, peak)
+            peaks[c] = maximum(maximum(peaks[c], scores[i]), scores[i + 1])
+        peak = functools.reduce(maximum, peaks)
+        self.highest = maximum(self.highest, peak)
         growth = (self.highest - self.applied) * self.factor
-        grown = growth > self.spec.threshold  # false for -inf - -inf
+        grown = growth > self.spec.threshold  # false for -inf - -inf and NaN
         applied = select(grown, self.highest, self.applied, "float")
         change = select(grown, -growth, 0.0, "float")
         shrink = cute.math.exp2(change, fastmath=True)
@@ -218,7 +221,8 @@ class SoftmaxWork(Fixed):
 
     @touches(lambda t, rows: (writes("stats", t),))
     def post_rows(self, t: Any, rows: Rows) -> None:
-        self.stats[0, self.thread, t] = rows.total
+        number = rows.highest <= math.inf  # the weight of a NaN may be finite, `polynomial_exp2`
+        self.stats[0, self.thread, t] = select(number, rows.total, rows.highest, "float")
         self.stats[1, self.thread, t] = self.natural(rows.applied)
 
     def write_maximum(self, item: Any, t: Any, rows: Rows) -> None:

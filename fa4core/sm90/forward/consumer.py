@@ -18,7 +18,7 @@ from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E
-from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, moved
+from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, maximum, moved
 from fa4core.sm90.forward.spec import ROWS, Spec
 
 
@@ -245,5 +245,5 @@ def _maximum(values: cute.Tensor) -> Any:
     left = [values[i] for i in range(cute.size(values))]
     while len(left) > 1:
         pairs = zip(left[::2], left[1::2], strict=False)
-        left = [cute.arch.fmax(a, b) for a, b in pairs] + left[len(left) // 2 * 2 :]
+        left = [maximum(a, b) for a, b in pairs] + left[len(left) // 2 * 2 :]
     return left[0]

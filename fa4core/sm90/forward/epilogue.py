@@ -13,7 +13,7 @@ from fa4core.lowering.cute import select
 from fa4core.pipeline.device import meet
 from fa4core.pipeline.effects import Fixed
 from fa4core.sm90.forward.load import partition
-from fa4core.sm90.forward.rows import HALVES, NEVER, Rows, half_of, over_quad
+from fa4core.sm90.forward.rows import HALVES, NEVER, Rows, half_of, maximum, over_quad
 from fa4core.sm90.forward.spec import ROWS, Spec
 
 LN2 = math.log(2.0)
@@ -85,8 +85,11 @@ class Epilogue(Fixed):
     def _statistics(self, item: Any, row: Any, rows: Rows, half: int) -> tuple[Any, Any, Any]:
         """The factor that normalises the row, its LSE and its maximum, natural units."""
         applied = self.natural(rows.applied[half])
-        highest = self.natural(over_quad(rows.highest[half], cute.arch.fmax))
+        highest = self.natural(over_quad(rows.highest[half], maximum))
         whole = over_quad(rows.total[half], lambda a, b: a + b)
+        number = highest <= math.inf  # the weight of a NaN may be finite, see `polynomial_exp2`
+        whole = select(number, whole, highest, "float")
+        nothing = whole == 0.0  # not `applied == NEVER`, which holds if all scores are NaN, too
         part, base, empty = 1.0, applied, NEVER
         if self.mods.has_sink:
             empty = self.mods.sink_of(item, Row(row, item.h))
@@ -94,10 +97,10 @@ class Epilogue(Fixed):
             base = select(base == NEVER, 0.0, base, "float")
             part = cute.math.exp2((applied - base) * LOG2E, fastmath=True)
             whole = whole * part + cute.math.exp2((empty - base) * LOG2E, fastmath=True)
-        whole = select(applied == NEVER, 1.0, whole, "float")
+        whole = select(nothing, 1.0, whole, "float")
         lse = base + cute.math.log2(whole, fastmath=True) * LN2
         inverse = cute.arch.rcp_approx(whole)
-        return part * inverse, select(applied == NEVER, empty, lse, "float"), highest
+        return part * inverse, select(nothing, empty, lse, "float"), highest
 
 
 @cute.jit

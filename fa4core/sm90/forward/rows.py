@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ from fa4core.sm90.forward.spec import Spec
 
 NEVER = -math.inf
 HALVES = (0, 1)  # the rows of a thread: r and r + 8
+maximum = functools.partial(cute.arch.fmax, nan=True)  # NaN if either is
 ROUNDER = 1.5 * 2.0**23  # added to a float32, it leaves an integer in the low bits
 
 
@@ -79,7 +81,7 @@ class Rows:
         if not self.spec.row_max:
             return
         self.highest = [
-            cute.arch.fmax(highest, peak) for highest, peak in zip(self.highest, peaks, strict=True)
+            maximum(highest, peak) for highest, peak in zip(self.highest, peaks, strict=True)
         ]
 
     def raise_maximum(self, peaks: tuple) -> tuple:
@@ -87,9 +89,9 @@ class Rows:
         return tuple(self._raise(half, peaks[half]) for half in HALVES)
 
     def _raise(self, half: int, peak: Any) -> Any:
-        highest = over_quad(cute.arch.fmax(self.highest[half], peak), cute.arch.fmax)
+        highest = over_quad(maximum(self.highest[half], peak), maximum)
         growth = (highest - self.applied[half]) * self.factor
-        grown = growth > self.spec.threshold  # false for -inf - -inf
+        grown = growth > self.spec.threshold  # false for -inf - -inf and NaN
         applied = select(grown, highest, self.applied[half], "float")
         shrink = cute.math.exp2(select(grown, -growth, 0.0, "float"), fastmath=True)
         self.highest[half], self.applied[half] = highest, applied
@@ -136,10 +138,11 @@ def exp2_block(
 def polynomial_exp2(x: Any, degree: int) -> Any:
     """2^x on FMA units, as `fa4core.reference.exp2` has it; below -127 it is 2^-127 or 0.
 
+    NaN gives NaN or 2^128.
     Adding a large number rounds down and leaves the integer part in the low bits, which a shift
     moves to the exponent: Hopper's conversions are as slow as its exponentials.
     """
-    x = cute.arch.fmax(x, cutlass.Float32(-127.0), nan=True)
+    x = maximum(x, cutlass.Float32(-127.0))
     rounded = add_down(x, cutlass.Float32(ROUNDER))
     fraction = x - (rounded - ROUNDER)
     p = cutlass.Float32(COEFFICIENTS[degree][-1]) if degree else cutlass.Float32(1.0)
