@@ -12,14 +12,39 @@ ROOT = Path(__file__).parents[1]
 #: A folder, and what nothing in it may import.
 FORBIDDEN = {
     "primitives": ("fa4core", "variants", "cutlass"),
-    "fa4core/lowering": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "fa4core.plan"),
-    "fa4core/plan": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "cutlass"),
-    "fa4core/reference": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "cutlass"),
-    "fa4core/pipeline": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward"),
-    "fa4core/forward": ("fa4core.sm90", "fa4core.sm100"),
+    "fa4core/lowering": (
+        "fa4core.sm90",
+        "fa4core.sm100",
+        "fa4core.forward",
+        "fa4core.backward",
+        "fa4core.plan",
+    ),
+    "fa4core/plan": (
+        "fa4core.sm90",
+        "fa4core.sm100",
+        "fa4core.forward",
+        "fa4core.backward",
+        "cutlass",
+    ),
+    "fa4core/reference": (
+        "fa4core.sm90",
+        "fa4core.sm100",
+        "fa4core.forward",
+        "fa4core.backward",
+        "cutlass",
+    ),
+    "fa4core/pipeline": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "fa4core.backward"),
+    "fa4core/forward": ("fa4core.sm90", "fa4core.sm100", "fa4core.backward"),
+    "fa4core/backward": ("fa4core.sm90", "fa4core.sm100"),
     "fa4core/sm90": ("fa4core.sm100",),
     "fa4core/sm100": ("fa4core.sm90",),
-    "fa4core/emulator": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "fa4core.plan"),
+    "fa4core/emulator": (
+        "fa4core.sm90",
+        "fa4core.sm100",
+        "fa4core.forward",
+        "fa4core.backward",
+        "fa4core.plan",
+    ),
 }
 
 

@@ -6,6 +6,15 @@ import cutlass
 from cutlass import cute
 
 
+def batched(tensor: cute.Tensor, rank: int) -> cute.Tensor:
+    """A packed tensor as the only entry of a batch; one of this rank has a batch already."""
+    if cute.rank(tensor) == rank:
+        return tensor
+    never_used = cute.assume(cutlass.Int64(8), divby=8)  # but TMA wants 16 bytes of it
+    shape, stride = (cutlass.Int32(1), *tensor.shape), (never_used, *tensor.stride)
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
+
+
 def keys(tensor: cute.Tensor) -> cute.Tensor:
     """(batch, rows, heads, d) as (rows, d, heads, batch, shift).
 

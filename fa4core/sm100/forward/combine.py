@@ -15,6 +15,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import cute
 
+from fa4core.forward.views import batched
 from fa4core.lowering.cute import select
 from fa4core.sm100.forward import views
 from fa4core.sm100.forward.kernel import forward
@@ -47,6 +48,7 @@ def forward_and_combine(
     spec: cutlass.Constexpr,
 ):
     """As `kernel.forward`; `part_...` are the results of the shares, (shares * batch, ...)."""
+    out, lse, row_max = batched(out, 4), batched(lse, 3), batched(row_max, 3)
     forward(
         q, k, v, part_out, part_lse, part_max, items, runs, page_table, captured, scale, ctas,
         stream, spec,
