@@ -58,7 +58,8 @@ def tma(
     op: Any, view: cute.Tensor, layout: cute.ComposedLayout, shape: tuple
 ) -> tuple[cute.CopyAtom, cute.Tensor]:
     """TMA's copy of one tile and its view of a tensor."""
-    return cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
+    atom, there = cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
+    return atom, there
 
 
 def transposed(tensor: cute.Tensor) -> cute.Tensor:

@@ -21,7 +21,16 @@ from fa4core.sm90.backward.products import Operands, Products
 from fa4core.sm90.backward.spec import ROWS, Spec
 from fa4core.sm90.backward.tiles import Tiles
 from fa4core.sm90.backward.weights import LOG2E, grad_values, weigh
-from fa4core.sm90.fragments import HALVES, column, copy_words, first_column, half_of, row_of
+from fa4core.sm90.fragments import (
+    HALVES,
+    clear,
+    column,
+    copy_words,
+    first_column,
+    half_of,
+    moved,
+    row_of,
+)
 from fa4core.sm90.memory import put, put_exact, stored
 
 
@@ -183,8 +192,8 @@ class ConsumerWork(Fixed):
 
     @touches(lambda t: (writes("sums_k", t), writes("sums_v", t)))
     def clear(self, t: Any) -> None:
-        self.sums_k.fill(0.0)
-        self.sums_v.fill(0.0)
+        clear(self.sums_k)
+        clear(self.sums_v)
 
     @touches(lambda t, stage: (reads("k"), reads("q", stage), writes("s", t)), unit="wgmma")
     def scores(self, t: Any, stage: Any) -> None:
@@ -242,7 +251,14 @@ class ConsumerWork(Fixed):
         head, key, first = self._place(t, item, run, j)
         for half in HALVES:
             self.mods.apply(
-                half_of(self.s, half), item, head, key + 8 * half, first, partial, self.scale, column
+                half_of(self.s, half),
+                item,
+                head,
+                key + 8 * half,
+                first,
+                partial,
+                self.scale,
+                column,
             )
 
     @touches(lambda t, stage: (reads("s", t), reads("lse", stage), writes("s", t)))
@@ -265,7 +281,7 @@ class ConsumerWork(Fixed):
             return
         rounded = cute.make_rmem_tensor(self.s.layout, self.weights.element_type)
         rounded.store(self.s.load().to(self.weights.element_type))
-        copy_words(rounded, self.weights)
+        copy_words(rounded, self.weights, moved)
 
     @touches(
         lambda t, stage: (reads("s", t), reads("dp", t), reads("delta", stage), writes("dp", t))
@@ -276,7 +292,7 @@ class ConsumerWork(Fixed):
 
     @touches(lambda t, item, run, j, partial: (reads("s", t), reads("dp", t), writes("dp", t)))
     def differentiate(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
-        """From the gradient of the score mod's values to dS; adds to captured tensors' gradients."""
+        """From the gradient of the score mod's values to dS, and to captured tensors."""
         head, key, first = self._place(t, item, run, j)
         for half in HALVES:
             self.mods.differentiate(

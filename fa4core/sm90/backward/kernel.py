@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import cpasync
 from fa4core.backward.mods import GradMods
 from fa4core.backward.work import Plan
 from fa4core.forward.source import stride
-from fa4core.forward.views import keys
+from fa4core.forward.views import batched, keys
 from fa4core.forward.work import Share
 from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
@@ -59,9 +59,7 @@ class Layouts:
             ),
             grad_k=repeated(swizzled(dtype, ROWS, part), (groups, ROWS * part)),
             grad_v=repeated(swizzled(dtype, ROWS, part_v), (groups, ROWS * part_v)),
-            grad_q=staged(
-                spec, "grad_q", swizzled(cutlass.Float32, ROWS, keys_), cutlass.Float32
-            ),
+            grad_q=staged(spec, "grad_q", swizzled(cutlass.Float32, ROWS, keys_), cutlass.Float32),
         )
 
 
@@ -72,7 +70,7 @@ def backward_kernel(
     rows: dict,
     stores: dict,
     add: tuple,
-    turns: Any,
+    turns: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
     captured: tuple,
@@ -157,7 +155,7 @@ def backward(
     lse: cute.Tensor,
     delta: cute.Tensor,
     grad_q: cute.Tensor,
-    turns: Any,
+    turns: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
     captured: tuple,
@@ -170,6 +168,8 @@ def backward(
     """q, k, v, grad_out, grad_k, grad_v: (batch, rows, heads, d), packed tensors with batch 1; lse,
     delta: (heads, padded rows); grad_q: (heads, padded rows, d); items, runs: see `tables`."""
     layouts, queries = Layouts.of(spec), spec.queries
+    q, k, v, grad_out = (batched(tensor, 4) for tensor in (q, k, v, grad_out))
+    grad_k, grad_v = (batched(tensor, 4) for tensor in (grad_k, grad_v))
     inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
     loads = {
         "k": tma(inward, keys(k), layouts.k, (ROWS, spec.d)),

@@ -95,8 +95,7 @@ class Operands(Fixed):
         columns = products.scores.columns
         of_k, of_v = (products.scores.of_a(x[(None, None, tile)]) for x in (k, v))
         of_q, of_out = (
-            products.scores.of_b(_piece(x, (columns, x.shape[1]), own))
-            for x in (q, out)
+            products.scores.of_b(_piece(x, (columns, x.shape[1]), own)) for x in (q, out)
         )
         self._scores, self._grad_weights = (of_k, of_q), (of_v, of_out)
         self._p = None

@@ -48,7 +48,7 @@ class ReduceWork(Fixed):
     Attributes:
         atom, target: TMA's reduction of one part and its view of dQ, (rows, d, heads).
         shared: (64, columns, groups) in shared memory.
-        turns: (heads, rows / queries), or None where the order is free.
+        turns: (heads, rows / queries), how many have added to each tile where the order is fixed.
     """
 
     def __init__(self, spec: Spec, atom, target, shared, turns):
@@ -81,11 +81,11 @@ class ReduceWork(Fixed):
         cute.arch.cp_async_bulk_wait_group(0)
 
     def wait_turn(self, item: Any, run: Any, j: Any, turn: Any) -> None:
-        if self.turns is not None:
+        if self.spec.deterministic:
             _wait(self._counter(item, run, j), turn)
 
     def end_turn(self, item: Any, run: Any, j: Any) -> None:
-        if self.turns is not None:
+        if self.spec.deterministic:
             cute.arch.cp_async_bulk_wait_group(0)
             cute.arch.fence_proxy("async.global")
             cute.arch.sync_warp()

@@ -36,8 +36,8 @@ class Spec(BackwardSpec):
     def __attrs_post_init__(self) -> None:
         if self.queries != ROWS and not self.by_rows:
             raise ValueError(
-                f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup that has a key tile of "
-                "its own, are possible"
+                f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
+                "tile of its own, are possible"
             )
 
     @property
@@ -91,6 +91,9 @@ class Spec(BackwardSpec):
         shape, tma, warps = self.shape, How.TMA, How.WARPS
         groups, parts = shape.groups, self.parts
 
+        def one_each(name: str, by: str, to: str, passed: bool = False) -> Signal:
+            return Signal(name, ((by, warps),), to, copies=groups, passed=passed)
+
         def among(name: str, stages: int = 1) -> Signal:
             """All consumers have come so far."""
             return Signal(name, (("consumer", warps),), "consumer", stages=stages)
@@ -111,7 +114,9 @@ class Spec(BackwardSpec):
                 among("grad_s_full", stages=2),
                 among("kv_read"),
                 Signal("grad_q_full", (("consumer", warps),), "reduce", copies=groups),
-                Signal("grad_q_empty", (("reduce", warps),), "consumer", copies=groups, passed=True),
+                Signal(
+                    "grad_q_empty", (("reduce", warps),), "consumer", copies=groups, passed=True
+                ),
             ),
             smem=self._shared(),
             rmem=self._registers(),
