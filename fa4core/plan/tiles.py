@@ -135,7 +135,8 @@ class TileMap:
 
         Args:
             side: Query tiles of a group.
-            cut_rows: Whether a last query tile that the sequence ends inside is never FULL, either.
+            cut_rows: Whether that holds for query tiles, too: one that the sequence ends inside,
+                and those behind the last one, are never FULL.
 
         Returns:
             The first row of every batch entry and head, (batch, heads), and the runs of all rows,
@@ -143,13 +144,14 @@ class TileMap:
             query tile `t`. Heads and batch entries with the same map share rows.
         """
         maps = len(self._first_row) - 1
-        columns, ragged, cut = np.zeros(maps, np.int64), np.zeros(maps, bool), np.zeros(maps, bool)
+        columns, ragged = np.zeros(maps, np.int64), np.zeros(maps, bool)
+        whole = np.full(maps, np.iinfo(np.int64).max)
         lengths = np.asarray(self.seqlens_k, np.int64)
         columns[self._group] = -(-lengths // self.tile_k)[:, None]
         ragged[self._group] = (lengths % self.tile_k != 0)[:, None]
         if cut_rows:
-            cut[self._group] = (np.asarray(self.seqlens_q) % self.tile_q != 0)[:, None]
-        first, runs = side_by_side(self._runs, self._first_row, columns, ragged, cut, side)
+            whole[self._group] = (np.asarray(self.seqlens_q, np.int64) // self.tile_q)[:, None]
+        first, runs = side_by_side(self._runs, self._first_row, columns, ragged, whole, side)
         return first[self._group], runs
 
     def transpose(self) -> TileMap:
