@@ -67,13 +67,16 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             else:
                 work.modify(t, item, begin, begin.first, True)
             work.weigh(t, q_stage)
-            work.pass_on(t, p_full.stage, in_smem)
-            p_full.arrive()
-            p_full.advance()
-            p.wait()
-            work.add_v(t, p.stage, out_stage, in_smem)
-            p.advance()
-            work.settle(1)
+            if const_expr(work.early):
+                work.pass_on(t, p_full.stage, in_smem)
+                p_full.arrive()
+                p_full.advance()
+                p.wait()
+                work.add_v(t, p.stage, out_stage, in_smem)
+                p.advance()
+                work.settle(1)
+            else:
+                work.settle(0)
             work.grad_values(t, out_stage)
             if const_expr(work.differentiates):
                 work.scores(t, q_stage)
@@ -85,6 +88,13 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.share(t, grad_s_full.stage)
             grad_s_full.arrive()
             grad_s_full.advance()
+            if const_expr(not work.early):
+                work.pass_on(t, p_full.stage, in_smem)
+                p_full.arrive()
+                p_full.advance()
+                p.wait()
+                work.add_v(t, p.stage, out_stage, in_smem)
+                p.advance()
             done = 1
             for r in range(item.first_run, item.end_run):
                 run = plan.run(r)
@@ -115,16 +125,20 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     else:
                         work.modify(t, item, run, j, True)
                     work.weigh(t, next_stage)
-                    work.pass_on(t, p_full.stage, in_smem)
-                    p_full.arrive()
-                    p_full.advance()
+                    if const_expr(work.early):
+                        work.pass_on(t, p_full.stage, in_smem)
+                        p_full.arrive()
+                        p_full.advance()
                     work.settle(1)
                     q_free.arrive(stage=q_stage)
                     q_stage = next_stage
-                    p.wait()
-                    work.add_v(t, p.stage, out_stage, in_smem)
-                    p.advance()
-                    work.settle(1)
+                    if const_expr(work.early):
+                        p.wait()
+                        work.add_v(t, p.stage, out_stage, in_smem)
+                        p.advance()
+                        work.settle(1)
+                    else:
+                        work.settle(0)
                     work.grad_values(t, out_stage)
                     if const_expr(work.differentiates):
                         work.scores(t, q_stage)
@@ -136,6 +150,13 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.share(t, grad_s_full.stage)
                     grad_s_full.arrive()
                     grad_s_full.advance()
+                    if const_expr(not work.early):
+                        work.pass_on(t, p_full.stage, in_smem)
+                        p_full.arrive()
+                        p_full.advance()
+                        p.wait()
+                        work.add_v(t, p.stage, out_stage, in_smem)
+                        p.advance()
                 done = 0
             grad_s.wait()
             for part in work.passes:
@@ -157,7 +178,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
         all_read.wait()
         all_read.advance()
         work.finish(t)
-        work.store(t, item)
+        work.store(t, plan.item(index))  # read again: to keep it would cost registers
         work.stored(0)
         kv_free.arrive()
         index = source.next(index)
@@ -184,7 +205,7 @@ class ConsumerWork(Fixed):
         self.spec, self.products, self.operands, self.shared = spec, products, operands, shared
         self.thread, self.mods, self.scale = thread, mods, scale
         self.tiles, self.passes = tuple(range(spec.tiles)), tuple(range(spec.shape.passes))
-        self.differentiates = not mods.simple
+        self.differentiates, self.early = not mods.simple, spec.shape.early
         self.s, self.dp = products.scores.sums(), products.scores.sums()
         self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
         self.sums_q = products.grad_q.sums()
@@ -279,6 +300,7 @@ class ConsumerWork(Fixed):
             product = self.products.scores.product()
             put(self.s, product, self.thread, self.shared.weights(t, stage))
             return
+        assert self.weights is not None
         rounded = cute.make_rmem_tensor(self.s.layout, self.weights.element_type)
         rounded.store(self.s.load().to(self.weights.element_type))
         copy_words(rounded, self.weights, moved)
@@ -329,13 +351,14 @@ class ConsumerWork(Fixed):
     )
     def finish(self, t: Any) -> None:
         """dK and dV, rounded, into shared memory where K and V were."""
+        thread = moved(self.thread)  # else addresses are found ahead, and take registers
         for i in range(cute.size(self.sums_k)):
             self.sums_k[i] = self.sums_k[i] * self.scale
         for name, sums, group in (
             ("k", self.sums_k, self.products.grad_k),
             ("v", self.sums_v, self.products.grad_v),
         ):
-            put(sums, group.product(), self.thread, self.shared.results[name].tile(t))
+            put(sums, group.product(), thread, self.shared.results[name].tile(t))
 
     @touches(lambda t, item: (reads(f"grad_k{t}"), reads(f"grad_v{t}")), unit="store")
     def store(self, t: Any, item: Any) -> None:

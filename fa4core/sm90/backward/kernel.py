@@ -110,15 +110,16 @@ def backward_kernel(
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
         shared = {"k": s_k, "v": s_v, "q": s_q, "grad_out": s_out}
-        operands = {name: (*loads[name], shared[name]) for name in loads}
+        tiles_in = {name: (*loads[name], shared[name]) for name in loads}
         bulk = cute.make_copy_atom(
             cpasync.CopyBulkG2SOp(), cutlass.Float32, num_bits_per_copy=32 * spec.queries
         )
         of_rows = {name: (bulk, rows[name], s_rows[name]) for name in rows}
-        load(LoadWork(spec, operands, of_rows), plan, Ends(pipeline, "load", barriers))
+        load(LoadWork(spec, tiles_in, of_rows), plan, Ends(pipeline, "load", barriers))
     if in_role(pipeline, "reduce", warp):
         cute.arch.setmaxregister_decrease(registers["reduce"])
-        reduce(ReduceWork(spec, *add, s_grad_q, turns), plan, Ends(pipeline, "reduce", barriers))
+        work = ReduceWork(spec, add[0], add[1], s_grad_q, turns)
+        reduce(work, plan, Ends(pipeline, "reduce", barriers))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
     if in_role(pipeline, "consumer", warp):
@@ -131,8 +132,8 @@ def backward_kernel(
         }
         operands = Operands(spec, products, t, s_k, s_v, s_q, s_out, s_grad_s, s_p)
         tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, results)
-        work = ConsumerWork(spec, products, operands, tiles, member, mods, scale)
-        consumer(work, plan, Ends(pipeline, "consumer", barriers), t)
+        consumer_work = ConsumerWork(spec, products, operands, tiles, member, mods, scale)
+        consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
 
 
 def _rows_in(memory: cute.Pointer, spec: Spec, name: str) -> cute.Tensor:
