@@ -39,7 +39,6 @@ def load(work: Any, plan: Any, ends: Ends):
             q_free.advance()
         kv_free.wait()
         work.load_keys(item, barrier=kv.expect(work.kv_bytes))
-        kv.advance()
         kv_free.advance()
         done = 1
         for r in range(item.first_run, item.end_run):
