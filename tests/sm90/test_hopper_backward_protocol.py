@@ -22,8 +22,8 @@ from fa4core.sm90.backward.tuning import SHAPES, Shape  # noqa: E402
 SPECS = tuple(Spec("", "bfloat16", limit, limit, shape) for limit, shape in SHAPES)
 OTHERS = (
     Spec("", "bfloat16", 64, 64, Shape(64, groups=1)),
-    Spec("", "bfloat16", 192, 128, Shape(64, shared=True, stages_out=1, early=False)),
-    Spec("", "bfloat16", 64, 64, Shape(64, groups=3, stages=3, passes=2, consumer=160)),
+    Spec("", "bfloat16", 192, 128, Shape(64, shared=True, stages_out=1)),
+    Spec("", "bfloat16", 64, 64, Shape(64, groups=3, stages=3, passes=2, early=32, consumer=160)),
 )
 SEEDED = [bug for role, (function, _) in ROLES.items() for bug in bugs(role, function)]
 

@@ -67,16 +67,13 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             else:
                 work.modify(t, item, begin, begin.first, True)
             work.weigh(t, q_stage)
-            if const_expr(work.early):
-                work.pass_on(t, p_full.stage, in_smem)
-                p_full.arrive()
-                p_full.advance()
-                p.wait()
-                work.add_v(t, p.stage, out_stage, in_smem)
-                p.advance()
-                work.settle(1)
-            else:
-                work.settle(0)
+            work.pass_on(t, p_full.stage, in_smem, 0)
+            p_full.arrive()
+            p_full.advance()
+            p.wait()
+            work.add_v(t, p.stage, out_stage, in_smem, 0)
+            p.advance()
+            work.settle(1)
             work.grad_values(t, out_stage)
             if const_expr(work.differentiates):
                 work.scores(t, q_stage)
@@ -88,13 +85,9 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.share(t, grad_s_full.stage)
             grad_s_full.arrive()
             grad_s_full.advance()
-            if const_expr(not work.early):
-                work.pass_on(t, p_full.stage, in_smem)
-                p_full.arrive()
-                p_full.advance()
-                p.wait()
-                work.add_v(t, p.stage, out_stage, in_smem)
-                p.advance()
+            if const_expr(work.late):
+                work.pass_on(t, p_full.stage, in_smem, 1)
+                work.add_v(t, p.stage, out_stage, in_smem, 1)
             done = 1
             for r in range(item.first_run, item.end_run):
                 run = plan.run(r)
@@ -125,20 +118,15 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     else:
                         work.modify(t, item, run, j, True)
                     work.weigh(t, next_stage)
-                    if const_expr(work.early):
-                        work.pass_on(t, p_full.stage, in_smem)
-                        p_full.arrive()
-                        p_full.advance()
+                    work.pass_on(t, p_full.stage, in_smem, 0)
+                    p_full.arrive()
+                    p_full.advance()
+                    p.wait()
+                    work.add_v(t, p.stage, out_stage, in_smem, 0)
+                    p.advance()
                     work.settle(1)
                     q_free.arrive(stage=q_stage)
                     q_stage = next_stage
-                    if const_expr(work.early):
-                        p.wait()
-                        work.add_v(t, p.stage, out_stage, in_smem)
-                        p.advance()
-                        work.settle(1)
-                    else:
-                        work.settle(0)
                     work.grad_values(t, out_stage)
                     if const_expr(work.differentiates):
                         work.scores(t, q_stage)
@@ -150,13 +138,9 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.share(t, grad_s_full.stage)
                     grad_s_full.arrive()
                     grad_s_full.advance()
-                    if const_expr(not work.early):
-                        work.pass_on(t, p_full.stage, in_smem)
-                        p_full.arrive()
-                        p_full.advance()
-                        p.wait()
-                        work.add_v(t, p.stage, out_stage, in_smem)
-                        p.advance()
+                    if const_expr(work.late):
+                        work.pass_on(t, p_full.stage, in_smem, 1)
+                        work.add_v(t, p.stage, out_stage, in_smem, 1)
                 done = 0
             grad_s.wait()
             for part in work.passes:
@@ -205,7 +189,7 @@ class ConsumerWork(Fixed):
         self.spec, self.products, self.operands, self.shared = spec, products, operands, shared
         self.thread, self.mods, self.scale = thread, mods, scale
         self.tiles, self.passes = tuple(range(spec.tiles)), tuple(range(spec.shape.passes))
-        self.differentiates, self.early = not mods.simple, spec.shape.early
+        self.differentiates, self.late = not mods.simple, spec.late
         self.s, self.dp = products.scores.sums(), products.scores.sums()
         self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
         self.sums_q = products.grad_q.sums()
@@ -227,17 +211,18 @@ class ConsumerWork(Fixed):
         self.products.scores.begin(self.dp, *self.operands.grad_weights(stage), add=False)
 
     @touches(
-        lambda t, p_stage, stage, in_smem: (
-            reads("p", p_stage) if in_smem else reads("weights", t),
+        lambda t, p_stage, stage, in_smem, part: (
+            reads("p", p_stage) if in_smem else reads(f"weights{part}", t),
             reads("grad_out", stage),
             writes("sums_v", t),
         ),
         unit="wgmma",
     )
-    def add_v(self, t: Any, p_stage: Any, stage: Any, in_smem: bool) -> None:
-        """dV += P^T dO, begun."""
+    def add_v(self, t: Any, p_stage: Any, stage: Any, in_smem: bool, part: int) -> None:
+        """dV += P^T dO for a part of the queries, begun."""
         p, out = self.operands.add_v(p_stage, stage)
-        self.products.grad_v.begin(self.sums_v, p if in_smem else self.weights, out, add=True)
+        p = p if in_smem else self.weights
+        self.products.grad_v.begin(self.sums_v, p, out, True, self.spec.steps(part))
 
     @touches(
         lambda t, stage, q_stage: (
@@ -289,21 +274,22 @@ class ConsumerWork(Fixed):
         weigh(self.spec, self.s, self.shared.lse(t, stage), factor)
 
     @touches(
-        lambda t, stage, in_smem: (
+        lambda t, stage, in_smem, part: (
             reads("s", t),
-            writes(f"p{t}", stage) if in_smem else writes("weights", t),
+            writes(f"p{t}", stage) if in_smem else writes(f"weights{part}", t),
         )
     )
-    def pass_on(self, t: Any, stage: Any, in_smem: bool) -> None:
-        """P, rounded, to where the next product reads it."""
+    def pass_on(self, t: Any, stage: Any, in_smem: bool, part: int) -> None:
+        """P of a part of the queries, rounded, to where the next product reads it."""
         if in_smem:
             product = self.products.scores.product()
             put(self.s, product, self.thread, self.shared.weights(t, stage))
             return
-        assert self.weights is not None
-        rounded = cute.make_rmem_tensor(self.s.layout, self.weights.element_type)
-        rounded.store(self.s.load().to(self.weights.element_type))
-        copy_words(rounded, self.weights, moved)
+        steps = self.spec.steps(part)
+        s, weights = (_elements(x, 8 * steps.start, 8 * len(steps)) for x in (self.s, self.weights))
+        rounded = cute.make_rmem_tensor(s.layout, weights.element_type)
+        rounded.store(s.load().to(weights.element_type))
+        copy_words(rounded, weights, moved)
 
     @touches(
         lambda t, stage: (reads("s", t), reads("dp", t), reads("delta", stage), writes("dp", t))
@@ -371,3 +357,8 @@ class ConsumerWork(Fixed):
     def stored(self, left: int) -> None:
         """Wait until TMA has read dK and dV."""
         stored(self.thread)
+
+
+def _elements(fragment: cute.Tensor, first: int, count: int) -> cute.Tensor:
+    """Some of a thread's registers, in their order."""
+    return cute.make_tensor(fragment.iterator + first, cute.make_layout(count))

@@ -49,11 +49,13 @@ class Product(Fixed):
         product = self.product()
         return product.make_fragment_B(product.get_slice(0).partition_B(tile))
 
-    def begin(self, sums: cute.Tensor, a: cute.Tensor, b: cute.Tensor, add: bool) -> None:
-        """sums = a b, or sums += a b, begun."""
+    def begin(
+        self, sums: cute.Tensor, a: cute.Tensor, b: cute.Tensor, add: bool, steps: Any = None
+    ) -> None:
+        """sums = a b, or sums += a b, begun; over some of the steps of 16 that are summed over."""
         product = self.product()
         warpgroup.fence()
-        for step in range(cute.size(b, mode=[2])):
+        for step in range(cute.size(b, mode=[2])) if steps is None else steps:
             product.set(warpgroup.Field.ACCUMULATE, add or step > 0)
             cute.gemm(product, sums, a[(None, None, step)], b[(None, None, step)], sums)
         warpgroup.commit_group()

@@ -40,7 +40,7 @@ def programs(
         "groups": tuple(range(spec.shape.groups)),
         "passes": tuple(range(spec.shape.passes)),
         "differentiates": differentiates,
-        "early": spec.shape.early,
+        "late": spec.late,
     }
     return protocol.programs(ROLES, spec, blocks, known, change, Plan)
 

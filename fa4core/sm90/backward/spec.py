@@ -34,6 +34,8 @@ class Spec(BackwardSpec):
     target: str = attrs.field(default="sm90", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
+        if not 0 < self.shape.early <= self.queries or (self.late and self.parts > 1):
+            raise ValueError(f"{self.shape}: dV of 16 to all {self.queries} queries, all if shared")
         if self.queries != ROWS and not self.by_rows:
             raise ValueError(
                 f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
@@ -80,6 +82,16 @@ class Spec(BackwardSpec):
     def by_rows(self) -> bool:
         """Whether a warpgroup's part of dQ is a part of the queries; else of the head dim."""
         return self.parts == self.shape.passes == 1 and self.queries == ROWS * self.shape.groups
+
+    @property
+    def late(self) -> bool:
+        """Whether a part of dV is begun behind dS only."""
+        return self.shape.early < self.queries
+
+    def steps(self, part: int) -> range:
+        """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
+        early = self.shape.early // 16
+        return range(early, self.queries // 16) if part else range(early)
 
     @property
     def grad_q_columns(self) -> int:
@@ -159,7 +171,10 @@ class Spec(BackwardSpec):
             Region("sums_k", ROWS * self.d // parts, stages=groups),
             Region("sums_v", ROWS * self.d_v // parts, stages=groups),
             held,
-            *((Region("weights", scores // 2, stages=groups),) if parts == 1 else ()),
+            *(
+                Region(f"weights{part}", ROWS * 16 * len(self.steps(part)) // 2, stages=groups)
+                for part in (range(1 + self.late) if parts == 1 else ())
+            ),
         )
 
 

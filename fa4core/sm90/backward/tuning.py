@@ -21,8 +21,8 @@ class Shape:
         stages: Tiles of Q in shared memory.
         stages_out: Tiles of dO.
         passes: In how many steps dQ goes through shared memory, each with a part of the head dim.
-        early: Whether dV is begun before dS is computed; else behind it, when P is not needed in
-            float32 any more. Without enough registers for that ptxas makes products synchronous.
+        early: For how many of the queries dV is begun before dS is computed, when P is needed both
+            rounded and not. With too few registers for that, ptxas makes products synchronous.
         consumer, producer: Registers of a thread.
     """
 
@@ -32,14 +32,14 @@ class Shape:
     stages: int = 2
     stages_out: int = 2
     passes: int = 1
-    early: bool = True
+    early: int = 64
     consumer: int = 240
     producer: int = 24
 
 
 #: By the larger of the head dims, up to and including.
 SHAPES: tuple[tuple[int, Shape], ...] = (
-    (64, Shape(128, early=False)),
+    (64, Shape(128)),
     (128, Shape(64)),
     (192, Shape(64, shared=True)),
     (256, Shape(64, shared=True, stages_out=1, passes=2)),
