@@ -78,6 +78,7 @@ def common(call: Call, target: str, deterministic: bool) -> dict[str, Any]:
         "head_dim_v": problem.head_dim_v,
         "exp": call.program.exp or Exp(),  # products bind, not exponentials
         "deterministic": deterministic,
+        "negative_scale": call.scale <= 0,
         "target": target,
     }
 

@@ -15,7 +15,7 @@ from cutlass import cute
 
 from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec
-from fa4core.forward.mods import Column, Elements, at_most, in_order
+from fa4core.forward.mods import Column, Elements, in_order
 from fa4core.lowering.cute import Scope, as_float, place_in, select
 from fa4core.lowering.words import per_element
 from primitives.expr import Node, algebra
@@ -46,7 +46,8 @@ class GradMods(Elements):
         inside = algebra.logical_and(
             algebra.less(K, algebra.var("seqlen_q")), algebra.less(Q, algebra.var("seqlen_k"))
         )
-        live, plain = algebra.logical_and(rule.mask, inside), rule.score is algebra.var("score")
+        live = algebra.logical_and(rule.mask, inside)
+        plain = rule.score is algebra.var("score") and not spec.negative_scale
         super().__init__(live, rule.score, slots, spec.exp.fraction, plain)
         self.by_score = rule.by_score
         self.elements = [(node.args, receivers[node.attr], by) for node, by in rule.elements]
@@ -117,7 +118,7 @@ class GradMods(Elements):
         variables = {
             "b": item.b,
             "h": head,
-            "q": at_most(key, item.seqlen_k - 1),
+            "q": key,  # outside of FULL tiles only, and then it is not attended to
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }

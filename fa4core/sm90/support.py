@@ -21,4 +21,4 @@ def refusal(program: Program, problem: Problem) -> str | None:
 
 def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
     """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
-    return "there are no backward kernels for Hopper yet"
+    return None

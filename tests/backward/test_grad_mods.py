@@ -61,7 +61,7 @@ def parted():
     """NaN where the mask is false, and so are its derivatives."""
     table = learned(4)
     return score.define(
-        lambda s, b, h, q, k: s + torch.sqrt((q + 101 - k).float() * table[h] ** 2) * 0.1
+        lambda s, b, h, q, k: s + torch.sqrt((q + 151 - k).float() * table[h] ** 2) * 0.1
     )
 
 
@@ -86,7 +86,7 @@ CASES.remove(("parted", False))
 @pytest.mark.parametrize(("name", "partial"), CASES)
 def test_values_gradients_and_shares_of_captured_tensors(name: str, partial: bool) -> None:
     torch.manual_seed(0)
-    masked = mask.define(lambda b, h, q, k: k <= q + 100) if partial else mask.full()
+    masked = mask.define(lambda b, h, q, k: k <= q + 150) if partial else mask.full()
     variant = Variant(mask=masked, score=SCORES[name]())
     rule = Rule.of(variant.program)
     raw, upstream = torch.randn(KEYS, QUERIES), torch.randn(KEYS, QUERIES)
@@ -108,9 +108,10 @@ def test_values_gradients_and_shares_of_captured_tensors(name: str, partial: boo
     k = torch.arange(FIRST_KEY, FIRST_KEY + KEYS)[:, None].expand(KEYS, QUERIES)
     live = (q < lengths[0]) & (k < lengths[1])
     if partial:
-        live &= k <= q + 100
+        live &= k <= q + 150
     scaled = (raw[live] * SCALE).requires_grad_()
     variables = {"b": torch.tensor(B), "h": torch.tensor(H), "q": q[live], "k": k[live]}
+    variables |= {"seqlen_q": torch.tensor(lengths[0]), "seqlen_k": torch.tensor(lengths[1])}
     (expected,) = evaluate([rule.score], variables | {"score": scaled})
     wanted = [c.tensor for c in rule.receivers]
     by_score, *by_captured = torch.autograd.grad(expected, [scaled, *wanted], upstream[live])

@@ -189,7 +189,7 @@ class ConsumerWork(Fixed):
         self.spec, self.products, self.operands, self.shared = spec, products, operands, shared
         self.thread, self.mods, self.scale = thread, mods, scale
         self.tiles, self.passes = tuple(range(spec.tiles)), tuple(range(spec.shape.passes))
-        self.differentiates, self.late = not mods.simple, spec.late
+        self.differentiates, self.late = spec.differentiates, spec.late
         self.s, self.dp = products.scores.sums(), products.scores.sums()
         self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
         self.sums_q = products.grad_q.sums()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import attrs
 
 from fa4core.backward.launch import Skeleton, common
+from fa4core.backward.rule import Rule
 from fa4core.reference.tiled import Call
 from fa4core.sm90.backward.spec import Spec
 from fa4core.sm90.backward.tuning import Shape, shape_of
@@ -15,7 +16,8 @@ from fa4core.sm90.backward.tuning import Shape, shape_of
 
 def spec_of(call: Call, target: str, deterministic: bool) -> Spec:
     """What a call's main kernel is compiled for."""
-    shape = shape_of(call.problem.head_dim, call.problem.head_dim_v)
+    problem, derived = call.problem, not Rule.of(call.program).is_identity
+    shape = shape_of(problem.head_dim, problem.head_dim_v, derived)
     return Spec(**common(call, target, deterministic), shape=shape)
 
 

@@ -25,7 +25,6 @@ def programs(
     spec: Spec,
     blocks: Sequence[int],
     change: Mapping[str, Role] | None = None,
-    differentiates: bool = False,
 ) -> list[Program]:
     """The events of every role for these work tiles.
 
@@ -33,13 +32,12 @@ def programs(
         spec: Of the kernel.
         blocks: Query tiles that each work tile visits.
         change: Functions in place of the roles'.
-        differentiates: Whether the score mod has a derivative to compute.
     """
     known = {
         "tiles": tuple(range(spec.tiles)),
         "groups": tuple(range(spec.shape.groups)),
         "passes": tuple(range(spec.shape.passes)),
-        "differentiates": differentiates,
+        "differentiates": spec.differentiates,
         "late": spec.late,
     }
     return protocol.programs(ROLES, spec, blocks, known, change, Plan)
@@ -49,11 +47,10 @@ def check_backward(
     spec: Spec,
     blocks: Sequence[int],
     change: Mapping[str, Role] | None = None,
-    differentiates: bool = False,
 ) -> None:
     """Check the protocol for one CTA that works through tiles that visit so many query tiles.
 
     Raises:
         fa4core.pipeline.check.ProtocolError: With a counterexample.
     """
-    check(spec.pipeline, programs(spec, blocks, change, differentiates))
+    check(spec.pipeline, programs(spec, blocks, change))

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec
 from fa4core.pipeline.declare import How, Pipeline, Region, Role, Signal
 from fa4core.sm90.backward.tuning import Shape
@@ -34,8 +35,9 @@ class Spec(BackwardSpec):
     target: str = attrs.field(default="sm90", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if not 0 < self.shape.early <= self.queries or (self.late and self.parts > 1):
-            raise ValueError(f"{self.shape}: dV of 16 to all {self.queries} queries, all if shared")
+        least = self.queries if self.shape.shared else 16
+        if not least <= self.shape.early <= self.queries:
+            raise ValueError(f"{self.shape}: early may be {least} to {self.queries}")
         if self.queries != ROWS and not self.by_rows:
             raise ValueError(
                 f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
@@ -43,7 +45,7 @@ class Spec(BackwardSpec):
             )
 
     @property
-    def tiles(self) -> int:  # type: ignore[override]
+    def tiles(self) -> int:
         """Key tiles of a work tile, side by side."""
         return 1 if self.shape.shared else self.shape.groups
 
@@ -83,14 +85,19 @@ class Spec(BackwardSpec):
         """Whether a warpgroup's part of dQ is a part of the queries; else of the head dim."""
         return self.parts == self.shape.passes == 1 and self.queries == ROWS * self.shape.groups
 
+    @cached_property
+    def differentiates(self) -> bool:
+        """Whether the score mod has a derivative: scores are then computed once more for it."""
+        return not Rule.parse(self.graph).is_identity
+
     @property
     def late(self) -> bool:
-        """Whether a part of dV is begun behind dS only."""
-        return self.shape.early < self.queries
+        """Whether a part of dV is begun behind dS only, where P still is."""
+        return self.shape.early < self.queries and not self.differentiates
 
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
-        early = self.shape.early // 16
+        early = (self.shape.early if self.late else self.queries) // 16
         return range(early, self.queries // 16) if part else range(early)
 
     @property

@@ -37,16 +37,20 @@ class Shape:
     producer: int = 24
 
 
-#: By the larger of the head dims, up to and including.
-SHAPES: tuple[tuple[int, Shape], ...] = (
-    (64, Shape(128)),
-    (128, Shape(64)),
-    (192, Shape(64, shared=True)),
-    (256, Shape(64, shared=True, stages_out=1, passes=2)),
+_WIDE = Shape(64, shared=True, stages_out=1, passes=2)
+
+#: By the larger of the head dims, up to and including: with a score mod that has a derivative, for
+#: which scores have to be there once more while P is still read, and without.
+SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
+    (64, Shape(64), Shape(128)),
+    (128, Shape(64), Shape(64)),
+    (192, Shape(64, shared=True), Shape(64, shared=True)),
+    (256, _WIDE, _WIDE),
 )
 
 
-def shape_of(head_dim: int, head_dim_v: int) -> Shape:
+def shape_of(head_dim: int, head_dim_v: int, differentiates: bool = False) -> Shape:
     """The shape for head dims."""
     d = max(head_dim, head_dim_v)
-    return next(shape for limit, shape in SHAPES if d <= limit)
+    derived, plain = next((a, b) for limit, a, b in SHAPES if d <= limit)
+    return derived if differentiates else plain
