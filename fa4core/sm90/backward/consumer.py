@@ -178,7 +178,8 @@ class ConsumerWork(Fixed):
         s, dp, sums_k, sums_v, sums_q: Accumulators in registers; s and dp become P and dS.
         weights: P as operand of the next product, if that is in registers.
         shared: The warpgroup's other tiles in shared memory.
-        thread: 0..127 within the warpgroup.
+        thread: 0..127 within the warpgroup. `moved` where addresses follow from it that would be
+            found ahead of loops and take registers that there are not.
         mods: Mask, score mod and their derivatives.
         scale: Run-time factor on q . k.
     """
@@ -319,13 +320,13 @@ class ConsumerWork(Fixed):
     def share(self, t: Any, stage: Any) -> None:
         """dS, rounded, into shared memory."""
         product = self.products.scores.product()
-        put(self.dp, product, self.thread, self.shared.grad_s(t, stage))
+        put(self.dp, product, moved(self.thread), self.shared.grad_s(t, stage))
 
     @touches(lambda t: (reads("sums_q", t), writes("grad_q", t)))
     def hand_over(self, t: Any) -> None:
         """The part of dQ into shared memory, for the reduce role."""
         product = self.products.grad_q.product()
-        put_exact(self.sums_q, product, self.thread, self.shared.grad_q(t))
+        put_exact(self.sums_q, product, moved(self.thread), self.shared.grad_q(t))
 
     @touches(
         lambda t: (
@@ -337,7 +338,7 @@ class ConsumerWork(Fixed):
     )
     def finish(self, t: Any) -> None:
         """dK and dV, rounded, into shared memory where K and V were."""
-        thread = moved(self.thread)  # else addresses are found ahead, and take registers
+        thread = moved(self.thread)
         for i in range(cute.size(self.sums_k)):
             self.sums_k[i] = self.sums_k[i] * self.scale
         for name, sums, group in (
