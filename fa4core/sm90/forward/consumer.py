@@ -1,8 +1,7 @@
 """The consumer role: warpgroups of 64 queries that multiply, weigh and finish.
 
-Accumulators live in registers. Of the scores, a thread holds two rows, 8 apart, and of each row the
-columns 8 c + 2 (lane % 4) + {0, 1}: four threads share a row. In that order the scores, rounded to
-16 bits, are the operand of the second product, so that P never leaves the registers.
+Accumulators live in registers. In the order in which a thread holds scores (`fragments`) they are,
+rounded to 16 bits, the operand of the second product, so that P never leaves the registers.
 """
 
 from __future__ import annotations
@@ -18,8 +17,18 @@ from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E
-from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, maximum, moved
+from fa4core.sm90.forward.rows import Rows, exp2_block
 from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm90.fragments import (
+    HALVES,
+    column,
+    copy_words,
+    first_column,
+    half_of,
+    maximum,
+    moved,
+    row_of,
+)
 
 
 @cute.jit
@@ -167,18 +176,13 @@ class ConsumerWork(Fixed):
         """Apply the score mod, and on partial tiles the mask, to S."""
         if self.mods.nothing_to_do(partial):
             return
-        lane = self.thread % 32
-        row = (item.tile * self.spec.tiles + t) * ROWS + self.thread // 32 * 16 + lane // 4
-        first = j * self.spec.keys + 2 * (lane % 4)
+        row = (item.tile * self.spec.tiles + t) * ROWS + row_of(self.thread)
+        first = j * self.spec.keys + first_column(self.thread)
         for half in HALVES:
             scores = half_of(self.s, half)
             self.mods.apply(
-                scores, item, Row(row + 8 * half, item.h), first, partial, self.scale, self._column
+                scores, item, Row(row + 8 * half, item.h), first, partial, self.scale, column
             )
-
-    @staticmethod
-    def _column(i: int) -> int:
-        return i // 2 * 8 + i % 2
 
     def no_factors(self) -> tuple:
         return cutlass.Float32(1.0), cutlass.Float32(1.0)
@@ -198,13 +202,13 @@ class ConsumerWork(Fixed):
         sums = exp2_block(self.spec, self.s, weights, rows, exact)
         rounded = cute.make_rmem_tensor(self.s.layout, self.p.element_type)
         rounded.store(weights.load().to(self.p.element_type))
-        _copy_words(rounded, self.next)
+        copy_words(rounded, self.next)
         return sums
 
     @touches(lambda t: (reads("next", t), writes("p", t)))
     def pass_on(self, t: Any) -> None:
         """The next P is P: the product that read the one before is done."""
-        _copy_words(self.next, self.p, moved)
+        copy_words(self.next, self.p, moved)
 
     @touches(lambda t, factors: (reads("o", t), writes("o", t)))
     def rescale(self, t: Any, factors: tuple) -> None:
@@ -228,16 +232,6 @@ class ConsumerWork(Fixed):
     def store(self, t: Any, item: Any) -> None:
         """Rows from shared to global memory, begun."""
         self.epilogue.store(item, t)
-
-
-def _copy_words(of: cute.Tensor, to: cute.Tensor, how: Any = lambda word: word) -> None:
-    """16-bit numbers in registers, two at a time."""
-    flat = cute.make_layout(cute.size(of))
-    source, target = (
-        cute.recast_tensor(cute.make_tensor(t.iterator, flat), cutlass.Int32) for t in (of, to)
-    )
-    for i in range(cute.size(source)):
-        target[i] = how(source[i])
 
 
 def _maximum(values: cute.Tensor) -> Any:

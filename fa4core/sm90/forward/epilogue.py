@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 from cutlass import cute
-from cutlass.cute.nvgpu import warp
 
 from fa4core.forward.work import Row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.device import meet
 from fa4core.pipeline.effects import Fixed
-from fa4core.sm90.forward.load import partition
-from fa4core.sm90.forward.rows import HALVES, NEVER, Rows, half_of, maximum, over_quad
+from fa4core.sm90.forward.rows import NEVER, Rows, over_quad
 from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm90.fragments import HALVES, half_of, maximum, row_of
+from fa4core.sm90.memory import partition, put, store, stored
 
 LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
@@ -47,31 +47,20 @@ class Epilogue(Fixed):
 
     def wait(self) -> None:
         """Until the rows stored before have been read from shared memory."""
-        _wait(self.thread)
+        stored(self.thread)
         meet(self.spec.pipeline, "consumer", self.copy)
 
     def finish(self, o: cute.Tensor, rows: Rows, item: Any, t: Any) -> None:
-        lane = self.thread % 32
-        first = (item.tile * self.spec.tiles + t) * ROWS + self.thread // 32 * 16 + lane // 4
+        first = (item.tile * self.spec.tiles + t) * ROWS + row_of(self.thread)
         for half in HALVES:
             row = first + 8 * half
             inverse, lse, highest = self._statistics(item, row, rows, half)
             values = half_of(o, half)
             for i in range(cute.size(values)):
                 values[i] = values[i] * inverse
-            _write_row(self.lse, item, row, lane % 4, lse)
-            _write_row(self.row_max, item, row, lane % 4, highest)
-        self._stage(o, t)
-
-    def _stage(self, o: cute.Tensor, t: Any) -> None:
-        """O, rounded, into shared memory."""
-        rounded = cute.make_rmem_tensor(o.layout, self.shared.element_type)
-        rounded.store(o.load().to(self.shared.element_type))
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.shared.element_type)
-        tiled = cute.make_tiled_copy_C(atom, self.product)
-        place = tiled.get_slice(self.thread).partition_D(self.shared[(None, None, t)])
-        cute.copy(atom, tiled.retile(rounded), place)
-        cute.arch.fence_proxy("async.shared", space="cta")
+            _write_row(self.lse, item, row, self.thread % 4, lse)
+            _write_row(self.row_max, item, row, self.thread % 4, highest)
+        put(o, self.product, self.thread, self.shared[(None, None, t)])
 
     def store(self, item: Any, t: Any) -> None:
         meet(self.spec.pipeline, "consumer", self.copy)
@@ -80,7 +69,7 @@ class Epilogue(Fixed):
             self.atom, self.shared, self.out, (ROWS, self.spec.d_v), 0,
             row, item.seqlen_q, item.start_q, item.h, item.b_q,
         )  # fmt: skip
-        _store(self, of[(None, t)], to, row < item.seqlen_q)
+        store(self.atom, of[(None, t)], to, self.thread, row < item.seqlen_q)
 
     def _statistics(self, item: Any, row: Any, rows: Rows, half: int) -> tuple[Any, Any, Any]:
         """The factor that normalises the row, its LSE and its maximum, natural units."""
@@ -101,19 +90,6 @@ class Epilogue(Fixed):
         lse = base + cute.math.log2(whole, fastmath=True) * LN2
         inverse = cute.arch.rcp_approx(whole)
         return part * inverse, select(nothing, empty, lse, "float"), highest
-
-
-@cute.jit
-def _wait(thread: Any):
-    if thread < 32:
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-
-@cute.jit
-def _store(work: Any, of: Any, to: Any, inside: Any):
-    if (work.thread < 32) & inside:
-        cute.copy(work.atom, of, to)
-        cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit

@@ -24,6 +24,7 @@ from fa4core.sm90.forward.consumer import ConsumerWork, consumer
 from fa4core.sm90.forward.epilogue import Epilogue
 from fa4core.sm90.forward.load import LoadWork, load
 from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm90.memory import dtype_of, staged, tensor_in, tma, transposed
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
@@ -33,16 +34,16 @@ class Products:
 
     def __init__(self, spec: Spec):
         self.spec = spec
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
+        self.dtype = dtype_of(spec)
         rows, d, d_v, keys = ROWS, spec.d, spec.d_v, spec.keys
         row, column = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
         self.qk_tile, self.pv_tile = (rows, keys, d), (rows, d_v, keys)
         make_a, make_b = sm90.make_smem_layout_a, sm90.make_smem_layout_b
-        self.q_layout = self._in("q", make_a(row, self.qk_tile, self.dtype, 1))
-        self.k_layout = self._in("k", make_b(row, self.qk_tile, self.dtype, 1))
-        self.v_layout = self._in("v", make_b(column, self.pv_tile, self.dtype, 1))
+        self.q_layout = staged(spec, "q", make_a(row, self.qk_tile, self.dtype, 1), self.dtype)
+        self.k_layout = staged(spec, "k", make_b(row, self.qk_tile, self.dtype, 1), self.dtype)
+        self.v_layout = staged(spec, "v", make_b(column, self.pv_tile, self.dtype, 1), self.dtype)
         rows_of = sm90.make_smem_layout_epi(self.dtype, row, (rows, d_v), 1)
-        self.rows_layout = self._in("rows", rows_of)
+        self.rows_layout = staged(spec, "rows", rows_of, self.dtype)
 
     def qk(self) -> cute.TiledMma:
         return self._mma(K_MAJOR, self.qk_tile, warpgroup.OperandSource.SMEM)
@@ -54,14 +55,6 @@ class Products:
         return sm90.make_trivial_tiled_mma(
             self.dtype, self.dtype, K_MAJOR, b_major, cutlass.Float32, (1, 1, 1), tile[:2], source
         )
-
-    def _in(self, region: str, layout: cute.ComposedLayout) -> cute.ComposedLayout:
-        """The same tile, once for each stage of a region of shared memory."""
-        placed = self.spec.smem[region]
-        stride = placed.stride * 8 // self.dtype.width
-        stages = cute.make_layout(placed.region.stages, stride=stride)
-        one = cute.select(layout, mode=[0, 1])
-        return cute.make_composed_layout(one.inner, 0, cute.append(one.outer, stages))
 
 
 @cute.kernel
@@ -91,10 +84,10 @@ def forward_kernel(
 
     pointer = memory + spec.smem["barriers"].offset
     barriers = Barriers(pipeline, cute.recast_ptr(pointer, dtype=cutlass.Int64))
-    s_q = _operand(memory, spec, "q", products.q_layout, products.dtype)
-    s_k = _operand(memory, spec, "k", products.k_layout, products.dtype)
-    s_v = _operand(memory, spec, "v", products.v_layout, products.dtype)
-    s_rows = _operand(memory, spec, "rows", products.rows_layout, products.dtype)
+    s_q = tensor_in(memory, spec, "q", products.q_layout, products.dtype)
+    s_k = tensor_in(memory, spec, "k", products.k_layout, products.dtype)
+    s_v = tensor_in(memory, spec, "v", products.v_layout, products.dtype)
+    s_rows = tensor_in(memory, spec, "rows", products.rows_layout, products.dtype)
 
     if thread == 0:
         barriers.initialise()
@@ -119,13 +112,6 @@ def forward_kernel(
         epilogue = (s_rows, store, out, lse, row_max, mods, scale)
         work = _consumer_work(spec, products, t, member, s_q, s_k, s_v, mods, scale, epilogue)
         consumer(work, plan, Ends(pipeline, "consumer", barriers), t)
-
-
-def _operand(
-    memory: cute.Pointer, spec: Spec, name: str, layout: cute.ComposedLayout, dtype: Any
-) -> cute.Tensor:
-    pointer = cute.recast_ptr(memory + spec.smem[name].offset, layout.inner, dtype=dtype)
-    return cute.make_tensor(pointer, layout.outer)
 
 
 def _consumer_work(
@@ -172,10 +158,10 @@ def forward(
     lse, row_max = (batched(rows, 3) for rows in (lse, row_max))
     products = Products(spec)
     inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-    load_q, g_q = _tma(inward, keys(q), products.q_layout, (ROWS, spec.d))
-    load_k, g_k = _tma(inward, keys(k), products.k_layout, (spec.keys, spec.d))
-    load_v, g_v = _tma(inward, _transposed(keys(v)), products.v_layout, (spec.d_v, spec.keys))
-    store, g_out = _tma(outward, keys(out), products.rows_layout, (ROWS, spec.d_v))
+    load_q, g_q = tma(inward, keys(q), products.q_layout, (ROWS, spec.d))
+    load_k, g_k = tma(inward, keys(k), products.k_layout, (spec.keys, spec.d))
+    load_v, g_v = tma(inward, transposed(keys(v)), products.v_layout, (spec.d_v, spec.keys))
+    store, g_out = tma(outward, keys(out), products.rows_layout, (ROWS, spec.d_v))
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
@@ -185,14 +171,3 @@ def forward(
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
-
-
-def _tma(
-    op: Any, view: cute.Tensor, layout: cute.ComposedLayout, shape: tuple
-) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """TMA's copy of one tile and its view of a tensor."""
-    return cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
-
-
-def _transposed(view: cute.Tensor) -> cute.Tensor:
-    return cute.make_tensor(view.iterator, cute.select(view.layout, mode=[1, 0, 2, 3, 4]))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import cpasync
 
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm90.memory import partition
 
 
 @cute.jit
@@ -98,21 +97,3 @@ class LoadWork(Fixed):
         axis = 1 if name == "v" else 0
         to, of = partition(atom, shared, source, self.shapes[name], axis, row, length, start, h, b)
         cute.copy(atom, of, to[(None, stage)], tma_bar_ptr=barrier)
-
-
-def partition(
-    atom: Any, shared: Any, tensor: Any, shape: tuple, axis: int,
-    row: Any, length: Any, start: Any, h: Any, b: Any,
-) -> tuple[Any, Any]:  # fmt: skip
-    """A tile in shared memory, by stage, and its place in global memory, as TMA copies them."""
-    there = tensor[(None, None, h, b, start + length)]
-    shift = [cutlass.Int32(0), cutlass.Int32(0)]
-    shift[axis] = tensor.shape[axis] - length + row
-    tile = cute.local_tile(cute.domain_offset(tuple(shift), there), shape, (0, 0))
-    return cpasync.tma_partition(
-        atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(shared, 0, 2),
-        cute.group_modes(tile, 0, 2),
-    )
