@@ -11,13 +11,13 @@ from typing import Any
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import tcgen05
 
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward.rows import results_batch, row_of, write_row
-from fa4core.sm100.forward.spec import TILE, Spec
+from fa4core.sm100.forward.spec import Spec
+from fa4core.sm100.tmem import columns, load, store
 
 LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
@@ -175,16 +175,12 @@ class CorrectionWork(Fixed):
         return self._sink(item, row) if self.mods.has_sink else cutlass.Float32(NEVER)
 
 
-def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, Any, Any]:
-    """The thread's piece of `WIDTH` columns of O: copy atom, tensor memory, register layout."""
-    place = cute.make_tensor(work.o(t) + column, cute.make_layout((TILE, WIDTH), stride=(65536, 1)))
-    operation = tcgen05.St32x32bOp if store else tcgen05.Ld32x32bOp
-    atom = cute.make_copy_atom(operation(tcgen05.Repetition(WIDTH)), cutlass.Float32)
-    mine = tcgen05.make_tmem_copy(atom, place).get_slice(work.thread)
-    tensor = mine.partition_D(place) if store else mine.partition_S(place)
-    other = mine.partition_S if store else mine.partition_D
-    shape = other(cute.make_identity_tensor((TILE, WIDTH))).layout.shape
-    return atom, tensor, cute.make_layout(shape)
+def _load(work: CorrectionWork, t: int, column: int) -> cute.Tensor:
+    """The thread's piece of `WIDTH` columns of O."""
+    values = cute.make_rmem_tensor(cute.make_layout(WIDTH), cutlass.Float32)
+    load(columns(work.o(t) + column, WIDTH), values, work.thread)
+    cute.arch.fence_view_async_tmem_load()
+    return values
 
 
 def _scale(values: cute.Tensor, factor: cutlass.Float32) -> None:
@@ -197,13 +193,9 @@ def _scale(values: cute.Tensor, factor: cutlass.Float32) -> None:
 def _rescale(work: Any, t: int, factor: Any):
     if cute.arch.vote_any_sync(factor != 1.0):
         for column in range(0, work.spec.d_v, WIDTH):
-            atom, source, layout = _part(work, t, column, False)
-            values = cute.make_rmem_tensor(layout, cutlass.Float32)
-            cute.copy(atom, source, values)
-            cute.arch.fence_view_async_tmem_load()
+            values = _load(work, t, column)
             _scale(values, factor)
-            atom, target, layout = _part(work, t, column, True)
-            cute.copy(atom, values, target)
+            store(values, columns(work.o(t) + column, WIDTH), work.thread)
         cute.arch.fence_view_async_tmem_store()
 
 
@@ -211,10 +203,7 @@ def _rescale(work: Any, t: int, factor: Any):
 def _stage(work: Any, t: int, part: cutlass.Constexpr, stage: Any, factor: Any):
     first = part * work.spec.out_columns
     for column in work.columns(part):
-        atom, source, layout = _part(work, t, first + column, False)
-        values = cute.make_rmem_tensor(layout, cutlass.Float32)
-        cute.copy(atom, source, values)
-        cute.arch.fence_view_async_tmem_load()
+        values = _load(work, t, first + column)
         _scale(values, factor)
         work.write_columns(column, stage, values)
     cute.arch.fence_proxy("async.shared", space="cta")

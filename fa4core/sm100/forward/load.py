@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import cpasync
 
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, touches, writes
@@ -20,6 +19,7 @@ from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.loop import range
 from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.views import q_rows
+from fa4core.sm100.tma import Operand
 
 
 @cute.jit
@@ -75,14 +75,13 @@ class LoadWork(Fixed):
     """TMA copies of one tile each.
 
     Attributes:
-        operands: "q", "k", "v" to (copy atom, view of global memory, shared memory), as `kernel`
-            makes them; the last modes of shared memory are the copy and the stage.
+        operands: By "q", "k" and "v".
         page_table: (batch, pages) int32: the page of each stretch of a sequence's keys.
         parts: "k", "v" to what the CTA loads of a block: of those that share an MMA each has some
             rows of K and some columns of V.
     """
 
-    def __init__(self, spec: Spec, operands: dict[str, tuple], page_table: cute.Tensor, cta: Any):
+    def __init__(self, spec: Spec, operands: dict[str, Operand], page_table: cute.Tensor, cta: Any):
         self.spec, self.operands, self.page_table = spec, operands, page_table
         self.tiles = tuple(range(spec.tiles))
         self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, spec.keys * spec.d * 2
@@ -95,10 +94,9 @@ class LoadWork(Fixed):
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
         first = item.start_q + (item.tile * self.spec.tiles + t) * self.spec.queries
-        _, source, _ = self.operands["q"]
-        there = source[(None, None, None, item.h, item.b_q)]
-        shape = *q_rows(self.spec), self.spec.d
-        self._copy("q", there, (0, first, 0), shape, (0, t), barrier)
+        q = self.operands["q"]
+        there = q.view[(None, None, None, item.h, item.b_q)]
+        q.load(there, (0, first, 0), (*q_rows(self.spec), self.spec.d), (0, t), barrier)
 
     def pages(self, item: Any, j: Any) -> cutlass.Int32:
         """The pages of a block, one a thread of the warp, which `load_k` and `load_v` hand on.
@@ -131,7 +129,7 @@ class LoadWork(Fixed):
 
     @property
     def _page_size(self) -> Any:
-        return self.operands["k"][1].shape[0]
+        return self.operands["k"].view.shape[0]
 
     def page_place(self, item: Any, key: Any, page: Any) -> tuple:
         """Where a key is: a page is a batch entry with a length of its own."""
@@ -142,32 +140,10 @@ class LoadWork(Fixed):
 
     def copy_rows(self, name: str, item: Any, place: tuple, to: tuple, barrier: Any) -> None:
         """Rows `first`, ... of the `length` rows behind `start`, of a batch entry or a page."""
-        _, source, _ = self.operands[name]
+        operand, part = self.operands[name], self.parts[name]
         b, start, length, first = place
-        # an expanded dimension has one entry
-        h, b = _within(item.h_kv, source.shape[2]), _within(b, source.shape[3])
-        there = source[(None, None, h, b, start + length)]
-        part = self.parts[name]
-        offset = source.shape[0] - length + first, part.column
-        self._copy(name, there, offset, part.shape, to, barrier)
-
-    def _copy(
-        self, name: str, there: cute.Tensor, first: tuple, shape: tuple, place: tuple, barrier: Any
-    ) -> None:
-        atom, _, shared = self.operands[name]
-        tile = cute.local_tile(cute.domain_offset(first, there), shape, (0,) * len(shape))
-        to, of = cpasync.tma_partition(
-            atom,
-            0,
-            cute.make_layout(1),
-            cute.group_modes(shared, 0, len(shape)),
-            cute.group_modes(tile, 0, len(shape)),
-        )
-        cute.copy(atom, of, to[(None, *place)], tma_bar_ptr=barrier)
-
-
-def _within(index: Any, extent: Any) -> Any:
-    return select(index < extent, index, extent - 1, "int")
+        there, row = operand.rows(b, item.h_kv, start, length, first)
+        operand.load(there, (row, part.column), part.shape, to, barrier)
 
 
 @cute.jit
