@@ -37,6 +37,7 @@ class Mods(Fixed):
         fraction: Share of the elements whose transcendental functions are computed on FMA units.
         plain: Whether scores go unmodified, so that scaling can wait until the exponential.
         has_sink: Whether there is one more logit.
+        split: Whether a work tile has but a share of its keys.
     """
 
     def __init__(self, spec: ForwardSpec, captured: tuple[cute.Tensor, ...]):
@@ -45,7 +46,7 @@ class Mods(Fixed):
         self.captured = dict(zip(slots, captured, strict=True))
         inside = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
         self.live = algebra.logical_and(self.mask, inside)
-        self.fraction = spec.exp.fraction
+        self.fraction, self.split = spec.exp.fraction, spec.split
         self.plain = self.score is algebra.var("score") and not spec.negative_scale
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
 
@@ -98,8 +99,9 @@ class Mods(Fixed):
             scores[i] = value
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
-        """The sink's logit of a row, natural units."""
-        return as_float(self._row(item, row, guarded=True).value(self.sink))
+        """The sink's logit of a row, natural units; the first share of its keys has it, for all."""
+        logit = as_float(self._row(item, row, guarded=True).value(self.sink))
+        return select(item.share == 0, logit, NEVER, "float") if self.split else logit
 
     def _row(self, item: Any, row: Row, guarded: bool) -> Scope:
         last = item.seqlen_q - 1

@@ -1,4 +1,4 @@
-"""TMA's copies of one tile, out of views of global memory and into them."""
+"""TMA's copies of one tile, out of views of global memory (`views`) and into them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import attrs
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from fa4core.forward.panels import box, swizzled
 from fa4core.lowering.cute import select
+
+
+def copies(
+    op: Any, view: cute.Tensor, rows: tuple[int, ...], columns: int, height: int
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """TMA's copy of a box of panels (`panels.box`), and its view of a tensor."""
+    layout = swizzled(box(rows, columns, height), columns, view.element_type)
+    atom, there = cpasync.make_tiled_tma_atom(op, view, layout, (*rows, columns))
+    return atom, there
 
 
 @attrs.frozen(eq=False)
@@ -48,9 +58,15 @@ class Operand:
         cute.copy(self.atom, of[(None, *place)], to)
 
     def rows(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
-        """A slice of a view of sequences (`forward.views.keys`), and where row `first` is in it."""
-        # an expanded dimension has one entry
+        """A slice of a view of sequences (`views.keys`), and where row `first` is in it.
+
+        An expanded dimension has one entry, which serves every index.
+        """
         h, b = _within(h, self.view.shape[2]), _within(b, self.view.shape[3])
+        return self.rows_of(b, h, start, length, first)
+
+    def rows_of(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
+        """As `rows`, of a tensor that isn't expanded."""
         return self.view[(None, None, h, b, start + length)], self.view.shape[0] - length + first
 
 
