@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from fa4core.forward.coordinates import packing
 from fa4core.plan.target import target as planned
 from fa4core.prepared import Shape
 from fa4core.reference.tiled import Call
+from primitives.expr import Capture
 from primitives.schedule import Schedule
 
 Tensor = torch.Tensor
@@ -60,13 +62,13 @@ def of_shares(count: int, out: Shape, rows: Shape) -> tuple[Shape, ...]:
     return tuple((count * shape[0], *shape[1:]) for shape in (out, rows, rows))
 
 
-def captured(call: Call) -> tuple[Tensor, ...]:
-    """A call's captured tensors, in the order of the graph's slots.
+def captured(captures: Iterable[Capture]) -> tuple[Tensor, ...]:
+    """Captured tensors in the order of a graph's slots.
 
     Raises:
         ValueError: An int64 tensor holds what 32 bits don't.
     """
-    return tuple(_captured(c.tensor) for c in call.program.graph.captures)
+    return tuple(_captured(c.tensor) for c in captures)
 
 
 def _captured(tensor: Tensor | None) -> Tensor:

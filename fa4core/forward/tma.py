@@ -58,17 +58,15 @@ class Operand:
         cute.copy(self.atom, of[(None, *place)], to)
 
     def rows(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
-        """A slice of a view of sequences (`views.keys`), and where row `first` is in it.
-
-        An expanded dimension has one entry, which serves every index.
-        """
-        h, b = _within(h, self.view.shape[2]), _within(b, self.view.shape[3])
+        """A slice of a view of sequences (`views.keys`), and where row `first` is in it."""
+        h, b = within(h, self.view.shape[2]), within(b, self.view.shape[3])
         return self.rows_of(b, h, start, length, first)
 
     def rows_of(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
-        """As `rows`, of a tensor that isn't expanded."""
+        """As `rows`, of a tensor that is never expanded."""
         return self.view[(None, None, h, b, start + length)], self.view.shape[0] - length + first
 
 
-def _within(index: Any, extent: Any) -> Any:
+def within(index: Any, extent: Any) -> Any:
+    """The index into a dimension that has one entry if it is expanded."""
     return select(index < extent, index, extent - 1, "int")

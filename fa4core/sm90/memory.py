@@ -12,7 +12,8 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync, warp
 
-from fa4core.forward.spec import ForwardSpec as KernelSpec
+from fa4core.forward.tma import within
+from fa4core.spec import KernelSpec
 
 
 def dtype_of(spec: KernelSpec) -> Any:
@@ -67,6 +68,7 @@ def partition(
         length, start: Of the sequence.
         h, b: Head and batch entry.
     """
+    h, b = within(h, tensor.shape[2]), within(b, tensor.shape[3])
     there = tensor[(None, None, h, b, start + length)]
     shift = [cutlass.Int32(column), cutlass.Int32(column)]
     shift[axis] = tensor.shape[axis] - length + row

@@ -15,3 +15,8 @@ def refusal(program: Program, problem: Problem) -> str | None:
     if schedule is not None and schedule.ctas > 1:
         return f"CTAs share products on Blackwell only, not {schedule.ctas} on Hopper; use ctas=1"
     return common.refusal(program, problem)
+
+
+def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
+    """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
+    return "there are no backward kernels for Hopper yet"

@@ -82,7 +82,7 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
         plan.items,
         plan.runs,
         pages(call),
-        captured(call),
+        captured(call.program.graph.captures),
         float(call.scale),
         clusters * spec.ctas,
     )

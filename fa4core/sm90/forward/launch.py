@@ -59,7 +59,8 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
         return None
     persistent = schedule_of(call).source == "persistent"
     ctas = min(place.sms, len(plan)) if persistent else len(plan)
-    return plan.items, plan.runs, pages(call), captured(call), float(call.scale), ctas
+    arguments = pages(call), captured(call.program.graph.captures)
+    return plan.items, plan.runs, *arguments, float(call.scale), ctas
 
 
 FORWARD = Skeleton(
