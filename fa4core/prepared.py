@@ -4,8 +4,9 @@ What is left to do at a call is to allocate the results and to launch. Every ske
 (`Skeleton`) and every place that executes one (`fa4core.places`) share this; only the target and
 the kernel differ. `fa4core.ops` prepares and runs calls, `fa4core.recall` keeps them.
 
-A forward kernel's host function takes q, k, v, out (batch, rows, heads, d), packed tensors with
-batch 1, lse and row_max (batch, heads, rows), then what its skeleton's `run_time` says.
+A forward kernel's host function takes q, k, v, out (batch, rows, heads, d), lse and row_max (batch,
+heads, rows), packed tensors without a batch, then what its skeleton's `run_time` says. A view with
+a batch would cost each call a microsecond for each of them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,6 @@ class Prepared:
         out, rows: Like the results, without memory: a new tensor is made of one more quickly than
             of a shape.
         spaces: Like the workspaces.
-        packed: Whether results have no batch dimension, but for the kernel.
         fill: Whether there are rows that no kernel writes.
         rest: Arguments after the workspaces.
         unread: Where the kernel writes LSE and row maximum if nobody wants them.
@@ -82,7 +82,6 @@ class Prepared:
     out: Tensor
     rows: Tensor
     spaces: tuple[Tensor, ...]
-    packed: bool
     fill: bool
     rest: tuple
     unread: tuple[Any, Any]
@@ -111,16 +110,10 @@ class Prepared:
             k = k if of_k is None else of_k(k)
             v = v if of_v is None else of_v(v)
         to_lse, to_max = self.unread
-        if self.packed:
-            to_out = out[None]
-            to_lse = to_lse if lse is None else lse[None]
-            to_max = to_max if row_max is None else row_max[None]
-        else:
-            to_out = out
-            to_lse = to_lse if lse is None else lse
-            to_max = to_max if row_max is None else row_max
+        to_lse = to_lse if lse is None else lse
+        to_max = to_max if row_max is None else row_max
         launch = self.launch if with_max or self.lean is None else self.lean()
-        launch(q, k, v, to_out, to_lse, to_max, *spaces, *self.rest)
+        launch(q, k, v, out, to_lse, to_max, *spaces, *self.rest)
         return out, lse, row_max
 
 
@@ -145,16 +138,15 @@ def prepare(
         place: Where it will run.
         metadata: The skeleton's, of an earlier call with these lengths, mask, schedule and place.
     """
-    packed = q.dim() == 3
     out_shape = (*q.shape[:-1], call.problem.head_dim_v)
     rows_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    batched = tuple((1, *s) if packed else s for s in (out_shape, rows_shape))
     kernel, rest = kernel_of(skeleton, call, place, q.device, metadata)
     launch: Callable[..., Any] | None = None
     lean: Callable[[], Callable[..., Any]] | None = None
     spaces: tuple[Shape, ...] = ()
     if kernel is not None:
         assert place.launcher is not None
+        batched = ((1, *s) if q.dim() == 3 else s for s in (out_shape, rows_shape))
         spaces = skeleton.workspaces(call, kernel.spec, *batched)
         rest = tuple(place.converted(_moved(r, q.device)) for r in rest)
         launch = place.launcher(obtain(kernel).function)
@@ -167,10 +159,9 @@ def prepare(
         _without_memory(out_shape, q.dtype, q.device),
         _without_memory(rows_shape, torch.float32, q.device),
         tuple(_without_memory(s, torch.float32, q.device) for s in spaces),
-        packed,
         fill,
         rest,
-        tuple(place.converted(rows) for rows in _unread(batched[1], q.device)),
+        tuple(place.converted(rows) for rows in _unread(rows_shape, q.device)),
         lean,
     )
     place.follow(prepared)
@@ -228,13 +219,16 @@ def kernel_of(
     if rest is None:
         return None, ()
     spaces = skeleton.workspaces(call, spec, (0,) * 4, (0,) * 3)
-    types = _types(call.problem.dtype, spaces, rest)
+    types = _types(call.problem, spaces, rest)
     return Kernel(skeleton.function(spec), types, spec, place.target, place.emulated), rest
 
 
-def _types(dtype: torch.dtype, spaces: tuple[Shape, ...], rest: tuple) -> tuple:
-    """Types of all arguments. Inputs and output differ in nothing that is compiled for."""
-    like = [torch.empty((0,) * 4, dtype=dtype)] * 4 + [torch.empty((0,) * 3)] * 2
+def _types(problem: Problem, spaces: tuple[Shape, ...], rest: tuple) -> tuple:
+    """Types of all arguments. Inputs and output differ in their rank, if one side is packed."""
+    of_q, of_k = (4 if starts is None else 3 for starts in (problem.starts_q, problem.starts_k))
+    ranks = of_q, of_k, of_k, of_q
+    like = [torch.empty((0,) * rank, dtype=problem.dtype) for rank in ranks]
+    like += [torch.empty((0,) * (of_q - 1))] * 2
     like += [torch.empty((0,) * len(s)) for s in spaces]
     return tuple(map(type_of, (*like, *rest)))
 
@@ -254,34 +248,27 @@ def _covered(problem: Problem, q: Tensor) -> bool:
 
 
 def _shown(tensor: Tensor, queries: bool) -> Callable[[Tensor], Tensor] | None:
-    """How the kernel takes a tensor: four dimensions, and a stride that TMA takes in each.
+    """How the kernel takes a tensor: with a stride that TMA takes in each dimension.
 
     A dimension of extent 1 may have any stride in torch, and nothing depends on it; one that is
     expanded (stride 0) has one entry.
     """
-    form = tensor if tensor.dim() == 4 else tensor[None]
-    if not form.numel():
-        none = tensor.new_zeros(tuple(max(n, 1) for n in form.shape))  # nothing reads it
+    if not tensor.numel():
+        none = tensor.new_zeros(tuple(max(n, 1) for n in tensor.shape))  # nothing reads it
         return lambda _: none
-    if copy_reason(form, queries) is not None:
+    if copy_reason(tensor, queries) is not None:
         return _copied
-    last = form.dim() - 1
-    shape = tuple(1 if s == 0 else n for n, s in zip(form.shape, form.stride(), strict=True))
+    last = tensor.dim() - 1
+    shape = tuple(1 if s == 0 else n for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     strides = tuple(
         (1 if i == last else 8) if n == 1 else stride
-        for i, (n, stride) in enumerate(zip(shape, form.stride(), strict=True))
+        for i, (n, stride) in enumerate(zip(shape, tensor.stride(), strict=True))
     )
     if shape == tensor.shape and strides == tensor.stride():
         return None
-    if shape == form.shape and strides[1:] == tensor.stride():
-        return _BATCHED  # quicker than the general form
     return operator.methodcaller("as_strided", shape, strides)
-
-
-_BATCHED = operator.itemgetter(None)  # tensor[None]
 
 
 def _copied(tensor: Tensor) -> Tensor:
     """For what TMA can't read where it is."""
-    copy = tensor.clone(memory_format=torch.contiguous_format)
-    return copy if copy.dim() == 4 else copy[None]
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -9,17 +9,21 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+TARGETS = ("fa4core.sm90", "fa4core.sm100")
+PASSES = ("fa4core.forward", "fa4core.backward")
+
 #: A folder, and what nothing in it may import.
-FORBIDDEN = {
+FORBIDDEN: dict[str, tuple[str, ...]] = {
     "primitives": ("fa4core", "variants", "cutlass"),
-    "fa4core/lowering": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "fa4core.plan"),
-    "fa4core/plan": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "cutlass"),
-    "fa4core/reference": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "cutlass"),
-    "fa4core/pipeline": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward"),
-    "fa4core/forward": ("fa4core.sm90", "fa4core.sm100"),
+    "fa4core/lowering": (*TARGETS, *PASSES, "fa4core.plan"),
+    "fa4core/plan": (*TARGETS, *PASSES, "cutlass"),
+    "fa4core/reference": (*TARGETS, *PASSES, "cutlass"),
+    "fa4core/pipeline": (*TARGETS, *PASSES),
+    "fa4core/forward": (*TARGETS, "fa4core.backward"),
+    "fa4core/backward": TARGETS,
     "fa4core/sm90": ("fa4core.sm100",),
     "fa4core/sm100": ("fa4core.sm90",),
-    "fa4core/emulator": ("fa4core.sm90", "fa4core.sm100", "fa4core.forward", "fa4core.plan"),
+    "fa4core/emulator": (*TARGETS, *PASSES, "fa4core.plan"),
 }
 
 

@@ -1,4 +1,6 @@
-"""Role code, handed to the checker for a list of work tiles; which roles is up to the target."""
+"""Role code of either pass, handed to the checker for a list of work tiles. Which roles there are
+is up to the target.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import attrs
 
 from fa4core.forward.source import Answers, queue, stride
-from fa4core.forward.work import FIELDS, Item, Plan, Share
+from fa4core.forward.work import Plan, Share
 from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.record import Program, effects_of, record
 from fa4core.plan.kinds import FULL, PARTIAL
@@ -23,17 +25,19 @@ def programs(
     blocks: Sequence[int],
     known: Mapping[str, Any],
     change: Mapping[str, Role] | None = None,
+    plans: type[Plan] = Plan,
 ) -> list[Program]:
-    """The events of every role for work tiles of these many key blocks.
+    """The events of every role for work tiles that visit these many tiles.
 
     Args:
         roles: Of the target.
         spec: The target's: what its pipeline, its tiles and its work source follow from.
-        blocks: Key blocks of each work tile.
+        blocks: Tiles that each work tile visits.
         known: What role code asks its work for, by name.
         change: Functions in place of the roles'.
+        plans: The plan of the pass.
     """
-    plan = plan_of(spec, blocks)
+    plan = plan_of(spec, blocks, plans)
     recorded: list[Program] = []
     for role, (function, work) in roles.items():
         chosen = (change or {}).get(role, function)
@@ -62,21 +66,22 @@ class _Listed:
         return index + 1
 
 
-def plan_of(spec: Any, blocks: Sequence[int]) -> Plan:
-    """A plan of work tiles with these numbers of key blocks, for one CTA or pair of CTAs.
+def plan_of(spec: Any, blocks: Sequence[int], plans: type[Plan] = Plan) -> Plan:
+    """A plan of work tiles that visit so many tiles, for one CTA or pair of CTAs.
 
     `spec` is any skeleton's: it says how many tiles there are, and whether a queue hands them out.
     """
-    zero = Item(*[0] * FIELDS)
+    zero = plans.of_items(*[0] * len(attrs.fields(plans.of_items)))
+    rest = [0] * (len(attrs.fields(plans.of_runs)) - 3)
     items: list[tuple[int, ...]] = []
     runs: list[tuple[int, ...]] = []
     for tile, count in enumerate(blocks):
         first = len(runs)
         half = count // 2  # both kinds, and never the same for two query tiles side by side
-        runs += [(0, half, 0x11 * FULL + 0x44 * PARTIAL)] if half else []
-        runs += [(half, count, 0x11 * PARTIAL + 0x44 * FULL)] if count else []
+        runs += [(0, half, 0x11 * FULL + 0x44 * PARTIAL, *rest)] if half else []
+        runs += [(half, count, 0x11 * PARTIAL + 0x44 * FULL, *rest)] if count else []
         item = attrs.evolve(zero, tile=tile, first_run=first, end_run=len(runs), blocks=count)
         items.append(attrs.astuple(item))
     source = queue(0, _Listed) if spec.dynamic else stride(0, 1)
     share = Share(spec.tiles)  # what the protocol depends on is the same in all CTAs
-    return Plan(_Table(items), _Table(runs), len(items), source, share)
+    return plans(_Table(items), _Table(runs), len(items), source, share)

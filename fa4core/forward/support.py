@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from fa4core.forward.spec import MAX_HEAD_DIM
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
+from fa4core.spec import MAX_HEAD_DIM
 from primitives.expr import walk
 
 _DTYPES = (torch.bfloat16, torch.float16)

@@ -6,11 +6,13 @@ entries that have it. Launches use it, with a `TileMap` of whatever a row of til
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import numpy as np
 import torch
 
-from fa4core.forward.work import FIELDS, Item
+from fa4core.forward.work import Item, Run
 from fa4core.plan.makespan import WorkTiles, arrange, kv_heads_in_section
 from fa4core.plan.problem import Problem
 from fa4core.plan.runs import Runs
@@ -38,42 +40,30 @@ def tables(
         batch_rank: The place of each sequence in a batch-sorted order; found here if not given.
     """
     first, runs = tiles.side_by_side(side)
-    work, row = _work_tiles(problem, tiles, side, first, runs)
+    work, row = work_tiles(tiles, side, first, runs, problem.group)
     bytes_of_head = (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
     sections = kv_heads_in_section(
         target.measured.l2_bytes, np.asarray(problem.seqlens_k, np.int64) * bytes_of_head
     )
     order = arrange(work, schedule, sections, batch_rank)
-    b, h, row = work.sequence[order], work.head[order], row[order]
-    zero = np.zeros(problem.batch, np.int64)
-    starts_q = zero if problem.starts_q is None else np.asarray(problem.starts_q)
-    starts_k = zero if problem.starts_k is None else np.asarray(problem.starts_k)
-    columns = Item(
-        b=b,
-        h=h,
-        b_q=b if problem.starts_q is None else 0,
-        b_k=b if problem.starts_k is None else 0,
-        h_kv=h // problem.group,
-        tile=work.index[order],
-        first_run=runs.pointer[row],
-        end_run=runs.pointer[row + 1],
-        blocks=work.blocks[order],
-        seqlen_q=np.asarray(problem.seqlens_q, np.int64)[b],
-        seqlen_k=np.asarray(problem.seqlens_k, np.int64)[b],
-        start_q=starts_q[b],
-        start_k=starts_k[b],
-    )
-    items = np.empty((len(order), FIELDS), np.int32)
-    for i, field in enumerate(attrs.fields(Item)):
-        items[:, i] = getattr(columns, field.name)
-    return torch.from_numpy(items), torch.from_numpy(_rows(runs))
+    h = work.head[order]
+    items = Item(**columns_of(problem, work, order, row, runs, h // problem.group), h=h)
+    return stacked(items), at_least_one(stacked(Run(runs.start, runs.end, runs.kind)))
 
 
-def _work_tiles(
-    problem: Problem, tiles: TileMap, side: int, first: np.ndarray, runs: Runs
+def work_tiles(
+    tiles: TileMap, side: int, first: np.ndarray, runs: Runs, group: int = 1
 ) -> tuple[WorkTiles, np.ndarray]:
-    """Work tiles in natural order, and the row of runs that each has."""
-    heads = tiles.heads
+    """Work tiles in natural order, and the row of runs that each has.
+
+    Args:
+        tiles: Says how many rows of tiles there are.
+        side: Rows of a work tile.
+        first: (batch, heads) the first row of runs of each; work tiles have these heads.
+        runs: Of all rows.
+        group: Heads that share a KV head.
+    """
+    heads = first.shape[1]
     groups = -(-np.array([tiles.tiles_q(b) for b in range(tiles.batch)], np.int64) // side)
     count = np.repeat(groups, heads)
     pair = np.repeat(np.arange(len(count)), count)
@@ -82,10 +72,44 @@ def _work_tiles(
     visited = np.concatenate([[0], np.cumsum(runs.end - runs.start, dtype=np.int64)])
     blocks = visited[runs.pointer[row + 1]] - visited[runs.pointer[row]]
     sequence, head = pair // max(1, heads), pair % max(1, heads)
-    return WorkTiles(sequence, head, index, blocks, blocks, problem.group), row
+    return WorkTiles(sequence, head, index, blocks, blocks, group), row
 
 
-def _rows(runs: Runs) -> np.ndarray:
-    """(m, 3): first key tile, end, kinds; at least one row, so that there is something to pass."""
-    rows = np.stack([runs.start, runs.end, runs.kind], axis=1).astype(np.int32)
-    return rows if len(rows) else np.zeros((1, 3), np.int32)
+def columns_of(
+    problem: Problem,
+    work: WorkTiles,
+    order: np.ndarray,
+    row: np.ndarray,
+    runs: Runs,
+    h_kv: np.ndarray,
+) -> dict[str, Any]:
+    """What every work tile has, in the order in which they are handed out."""
+    b, row = work.sequence[order], row[order]
+    zero = np.zeros(problem.batch, np.int64)
+    starts_q = zero if problem.starts_q is None else np.asarray(problem.starts_q)
+    starts_k = zero if problem.starts_k is None else np.asarray(problem.starts_k)
+    return {
+        "b": b,
+        "b_q": b if problem.starts_q is None else 0,
+        "b_k": b if problem.starts_k is None else 0,
+        "h_kv": h_kv,
+        "tile": work.index[order],
+        "first_run": runs.pointer[row],
+        "end_run": runs.pointer[row + 1],
+        "blocks": work.blocks[order],
+        "seqlen_q": np.asarray(problem.seqlens_q, np.int64)[b],
+        "seqlen_k": np.asarray(problem.seqlens_k, np.int64)[b],
+        "start_q": starts_q[b],
+        "start_k": starts_k[b],
+    }
+
+
+def stacked(columns: Any) -> torch.Tensor:
+    """(n, fields) int32 of a value with an array for each field, or a number for all rows."""
+    arrays = np.broadcast_arrays(*(np.atleast_1d(c) for c in attrs.astuple(columns)))
+    return torch.from_numpy(np.stack(arrays, axis=1).astype(np.int32))
+
+
+def at_least_one(rows: torch.Tensor) -> torch.Tensor:
+    """A table of runs, so that there is something to pass."""
+    return rows if len(rows) else rows.new_zeros(1, rows.shape[1])

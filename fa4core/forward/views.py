@@ -1,9 +1,18 @@
-"""How TMA sees sequences, whatever lies behind them in memory."""
+"""How kernels see sequences, whatever lies behind them in memory."""
 
 from __future__ import annotations
 
 import cutlass
 from cutlass import cute
+
+
+def batched(tensor: cute.Tensor, rank: int) -> cute.Tensor:
+    """A packed tensor as the only entry of a batch; one of this rank has a batch already."""
+    if cute.rank(tensor) == rank:
+        return tensor
+    never_used = cute.assume(cutlass.Int64(8), divby=8)  # but TMA wants 16 bytes of it
+    shape, stride = (cutlass.Int32(1), *tensor.shape), (never_used, *tensor.stride)
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
 def keys(tensor: cute.Tensor) -> cute.Tensor:
@@ -20,3 +29,11 @@ def keys(tensor: cute.Tensor) -> cute.Tensor:
     shape = (rows, d, heads, batch, 2 * rows + 1)
     stride = (of_row, 1, of_head, of_batch, of_row)
     return cute.make_tensor(tensor.iterator - back, cute.make_layout(shape, stride=stride))
+
+
+def by_rows(out: cute.Tensor) -> cute.Tensor:
+    """(batch, rows, heads, d) as (rows, d, heads, batch), every row at a multiple of 16 bytes."""
+    order = (1, 3, 2, 0)
+    shape = tuple(out.shape[i] for i in order)
+    stride = tuple(1 if i == 3 else cute.assume(out.stride[i], divby=8) for i in order)
+    return cute.make_tensor(out.iterator, cute.make_layout(shape, stride=stride))

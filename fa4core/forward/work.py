@@ -17,23 +17,21 @@ from fa4core.plan.kinds import FULL
 
 
 @attrs.frozen(eq=False)
-class Item:
-    """A work tile: `tiles` query tiles of one head, side by side.
+class WorkTile:
+    """A work tile of either pass: rows of one sequence, and the runs of tiles that they visit.
 
     Attributes:
-        b, h: As mods see them.
+        b: The sequence, as mods see it.
         b_q, b_k: Index into the batch mode of queries and of keys; 0 where they are packed.
         h_kv: KV head.
-        tile: Number of the group of query tiles.
+        tile: Number of the group of tiles of rows.
         first_run, end_run: Its rows in the table of runs.
-        blocks: Key tiles to visit in all.
+        blocks: Tiles to visit in all.
         seqlen_q, seqlen_k: Lengths of the sequence.
         start_q, start_k: First row of the sequence in its tensor.
-        share: Which of the shares of its keys, 0 if they are not split.
     """
 
     b: Any
-    h: Any
     b_q: Any
     b_k: Any
     h_kv: Any
@@ -45,6 +43,18 @@ class Item:
     seqlen_k: Any
     start_q: Any
     start_k: Any
+
+
+@attrs.frozen(eq=False)
+class Item(WorkTile):
+    """A work tile: `tiles` query tiles of one head, side by side, that visit key tiles.
+
+    Attributes:
+        h: The head, as mods see it.
+        share: Which of the shares of its keys, 0 if they are not split.
+    """
+
+    h: Any
     share: Any = 0
 
 
@@ -89,11 +99,16 @@ RUN_FIELDS = len(attrs.fields(Run))
 class Plan(Fixed):
     """A role's view of the plan: `count` work tiles, which a work source hands out.
 
+    The backward pass derives its own, with other rows of tables and keys in place of queries.
+
     `items` and `runs` are indexed as `table[row, field]`: device tensors, or lists of tuples in the
     checker through `rows`. `source` makes a role's end of the work source from its endpoints.
     `uniform` tells the compiler that what was read is the same in all threads of a warp, so that
     loops over it don't count as divergent. `share` is what the role's CTA has of a work tile.
     """
+
+    of_items: type[WorkTile] = Item
+    of_runs: type[Run] = Run
 
     def __init__(
         self,
@@ -107,15 +122,18 @@ class Plan(Fixed):
         self.items, self.runs, self.count, self.source = items, runs, count, source
         self.share, self.uniform = share, uniform
 
-    def item(self, index: Any) -> Item:
+    def item(self, index: Any) -> Any:
         """The CTA's share of a work tile, as a work tile of its own."""
-        item = Item(*(self.uniform(self.items[index, i]) for i in range(FIELDS)))
+        item = self._row(self.items, index, self.of_items)
         if self.share.ctas == 1:
             return item
         return attrs.evolve(item, tile=item.tile * self.share.ctas + self.share.cta)
 
-    def run(self, index: Any) -> Run:
-        return Run(*(self.uniform(self.runs[index, i]) for i in range(RUN_FIELDS)))
+    def run(self, index: Any) -> Any:
+        return self._row(self.runs, index, self.of_runs)
+
+    def _row(self, table: Any, index: Any, of: type) -> Any:
+        return of(*(self.uniform(table[index, i]) for i in range(len(attrs.fields(of)))))
 
     def kind(self, run: Run, t: Any) -> Any:
         """Kind of the run for the CTA's query tile `t`."""

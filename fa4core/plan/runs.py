@@ -47,7 +47,12 @@ def assemble(
 
 
 def side_by_side(
-    runs: Runs, first_row: np.ndarray, columns: np.ndarray, ragged: np.ndarray, side: int
+    runs: Runs,
+    first_row: np.ndarray,
+    columns: np.ndarray,
+    ragged: np.ndarray,
+    cut: np.ndarray,
+    side: int,
 ) -> tuple[np.ndarray, Runs]:
     """Rows in groups of `side`: the runs that any of them visits, see `TileMap.side_by_side`.
 
@@ -55,6 +60,7 @@ def side_by_side(
         runs: Of all stored maps; those of map `g` begin at row `first_row[g]`.
         columns: Of each map.
         ragged: Whether the last column of each map is cut short.
+        cut: Whether the last row of each map is, and nothing in it may be FULL.
         side: Rows of a group.
 
     Returns:
@@ -68,12 +74,16 @@ def side_by_side(
     group = np.repeat(first[of_row] + within // side, visits)
     value = runs.kind.astype(np.int64) << np.repeat(within % side * 2, visits)
     of_group = np.repeat(np.arange(len(rows)), np.diff(first))
-    cut = np.flatnonzero(ragged[of_group] & (columns[of_group] > 0))
+    last_column = np.flatnonzero(ragged[of_group] & (columns[of_group] > 0))
     # what all rows of a group visit together changes where any row's runs begin or end
     key = np.concatenate(
-        [group << 32 | runs.start, group << 32 | runs.end, cut << 32 | columns[of_group[cut]] - 1]
+        [
+            group << 32 | runs.start,
+            group << 32 | runs.end,
+            last_column << 32 | columns[of_group[last_column]] - 1,
+        ]
     )
-    change = np.concatenate([value, -value, np.zeros(len(cut), np.int64)])
+    change = np.concatenate([value, -value, np.zeros(len(last_column), np.int64)])
     order = np.argsort(key, kind="stable")
     key, kinds = key[order], np.cumsum(change[order])
     last = np.flatnonzero(np.append(key[1:] != key[:-1], True)[: len(key)])
@@ -85,18 +95,21 @@ def side_by_side(
     of = of_group[group]
     there = rows[of] - (group - first[of]) * side  # rows of the group that exist
     short = ragged[of] & (start == columns[of] - 1)
-    packed = _packed(kinds, there, short, side)
+    packed = _packed(kinds, there, short, cut[of], side)
     return first, assemble(group, start, end, packed, int(first[-1]), np.int32)
 
 
-def _packed(kinds: np.ndarray, there: np.ndarray, short: np.ndarray, side: int) -> np.ndarray:
+def _packed(
+    kinds: np.ndarray, there: np.ndarray, short: np.ndarray, cut: np.ndarray, side: int
+) -> np.ndarray:
     """Kinds of columns that are visited: rows that don't need one have a false mask there, rows
-    that don't exist need none, and nothing is FULL where the last column is cut short."""
+    that don't exist need none, and nothing is FULL where the column or the row is cut short."""
     packed = np.zeros_like(kinds)
     for t in range(side):
         kind = kinds >> 2 * t & 3
         kind = np.where(kind == EMPTY, np.where(t < there, PARTIAL, FULL), kind)
-        packed |= np.where(short & (kind == FULL), PARTIAL, kind) << 2 * t
+        outside = short | (cut & (t == there - 1))
+        packed |= np.where(outside & (kind == FULL), PARTIAL, kind) << 2 * t
     return packed
 
 

@@ -126,12 +126,16 @@ class TileMap:
         parts = [per_row[first[g] : first[g + 1]] for g in self._group.reshape(-1)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
-    def side_by_side(self, side: int) -> tuple[np.ndarray, Runs]:
+    def side_by_side(self, side: int, cut_rows: bool = False) -> tuple[np.ndarray, Runs]:
         """Key tiles that `side` query tiles next to each other visit together.
 
         A key tile that only some of them need is PARTIAL for the others: their mask is false there.
         The last key tile is never FULL where the sequence ends inside it. Query tiles behind the
         last one, which only fill up a group, are FULL elsewhere: no mask is evaluated for them.
+
+        Args:
+            side: Query tiles of a group.
+            cut_rows: Whether a last query tile that the sequence ends inside is never FULL, either.
 
         Returns:
             The first row of every batch entry and head, (batch, heads), and the runs of all rows,
@@ -139,11 +143,13 @@ class TileMap:
             query tile `t`. Heads and batch entries with the same map share rows.
         """
         maps = len(self._first_row) - 1
-        columns, ragged = np.zeros(maps, np.int64), np.zeros(maps, bool)
+        columns, ragged, cut = np.zeros(maps, np.int64), np.zeros(maps, bool), np.zeros(maps, bool)
         lengths = np.asarray(self.seqlens_k, np.int64)
         columns[self._group] = -(-lengths // self.tile_k)[:, None]
         ragged[self._group] = (lengths % self.tile_k != 0)[:, None]
-        first, runs = side_by_side(self._runs, self._first_row, columns, ragged, side)
+        if cut_rows:
+            cut[self._group] = (np.asarray(self.seqlens_q) % self.tile_q != 0)[:, None]
+        first, runs = side_by_side(self._runs, self._first_row, columns, ragged, cut, side)
         return first[self._group], runs
 
     def transpose(self) -> TileMap:

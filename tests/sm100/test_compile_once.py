@@ -49,10 +49,17 @@ def test_what_changes_at_run_time_compiles_nothing() -> None:
     check(variant(50, table), qkv(1, 200, 200), scale=0.7)
     strided = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv(1, 200, 200)]
     check(variant(50, table), strided)
-    packed = [t[0] for t in qkv(1, 200, 200)]
-    check(variant(50, table), packed, sequence.varlen(torch.tensor([0, 60, 200])))
     used = sequence.fixed(seqused_k=torch.tensor([150]))
     check(variant(50, table), qkv(1, 200, 200), used)
+    assert statistics().kernels == before
+
+
+def test_packed_sequences_are_a_kernel_of_their_own_for_all_lengths() -> None:
+    table, packed = drawn(400, 400).float(), [t[0] for t in qkv(1, 200, 200)]
+    check(variant(50, table), packed, sequence.varlen(torch.tensor([0, 60, 200])))
+    before = statistics().kernels
+    for starts in ([0, 200], [0, 0, 130, 150, 200]):
+        check(variant(50, table), packed, sequence.varlen(torch.tensor(starts)))
     assert statistics().kernels == before
 
 

@@ -10,10 +10,10 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from emulated import FIXED, execute
 
-from fa4core.forward.spec import MAX_HEAD_DIM
 from fa4core.plan.target import SM100
 from fa4core.sm100.forward.protocol import check_forward
 from fa4core.sm100.forward.spec import Spec
+from fa4core.spec import MAX_HEAD_DIM
 from fa4core.testing import LayoutSpec, Shape
 
 SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")

@@ -12,12 +12,12 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from emulated import FIXED, execute
 
-from fa4core.forward.spec import MAX_HEAD_DIM
 from fa4core.pipeline.check import ProtocolError
 from fa4core.pipeline.declare import Pipeline
 from fa4core.plan.target import SM100
 from fa4core.sm100.forward.protocol import QUEUE_ROLES, ROLES, check_forward
 from fa4core.sm100.forward.spec import Spec
+from fa4core.spec import MAX_HEAD_DIM
 from fa4core.testing import LayoutSpec, Shape
 
 PAIR = "schedule=schedule.Schedule(ctas=2, l2_sections=False)"

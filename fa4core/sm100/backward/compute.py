@@ -89,7 +89,14 @@ class ComputeWork(Finish):
 
     @touches(lambda half, scores, item, head, i, partial, stage: (reads("rows", stage),))
     def weigh(
-        self, half: Any, scores: cute.Tensor, item: Any, head: Any, i: Any, partial: bool, stage: Any
+        self,
+        half: Any,
+        scores: cute.Tensor,
+        item: Any,
+        head: Any,
+        i: Any,
+        partial: bool,
+        stage: Any,
     ) -> cute.Tensor:
         """P of the key, float32; the scores stay raw if they are needed again."""
         weights = scores

@@ -10,7 +10,7 @@ from cutlass import const_expr, cute
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.loop import range
-from fa4core.sm100.backward.spec import HALF, HALVES, TILE, Spec
+from fa4core.sm100.backward.spec import HALF, TILE, Spec
 from fa4core.sm100.umma import K_COLUMNS, InShared, Instruction, Place, issue
 
 
@@ -82,8 +82,6 @@ class Operands:
     dv: InShared
     dk: InShared
     dq: tuple[InShared, InShared]
-
-
 
 
 class MmaWork(Fixed):

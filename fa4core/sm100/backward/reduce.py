@@ -41,7 +41,7 @@ def reduce(work: Any, plan: Any, ends: Ends):
                     if const_expr(group is work.groups[0]):
                         work.wait_for_turn(item, run.head, i, plan.turn(run, i))
                     for part in group:
-                        work.settle(work.ahead(part))
+                        work.settle(work.ahead[part])
                         work.stage(part, values)
                         work.add(item, run.head, i, part)
                 if const_expr(work.deterministic):
@@ -61,12 +61,14 @@ class ReduceWork(Fixed):
         sums: Of (rows, d, heads_q) in global memory, padded.
         turns: (tiles, heads_q) counters; only if the order is fixed.
         groups: Parts that are held in registers at once.
+        ahead: See `Spec.parts_ahead`.
     """
 
     def __init__(self, spec: Spec, thread, dq, staged, sums: Operand, turns):
         self.spec, self.thread, self.dq = spec, thread, dq
         self.staged, self.sums, self.turns = staged, sums, turns
-        self.groups, self.deterministic = spec.dq_groups, spec.deterministic
+        self.groups, self.ahead = spec.dq_groups, spec.parts_ahead
+        self.deterministic = spec.deterministic
 
     @touches(lambda group: (reads("dq", 0), reads("dq", 1)))
     def load(self, group: tuple[int, ...]) -> cute.Tensor:
@@ -79,11 +81,6 @@ class ReduceWork(Fixed):
             tmem.load(place, to, self.thread)
         cute.arch.fence_view_async_tmem_load()
         return values
-
-    def ahead(self, part: int) -> int:
-        """How many parts TMA may still be reading when this one is staged."""
-        parts = sum(map(len, self.groups))
-        return 0 if part == 0 and parts % ADDED_STAGES else ADDED_STAGES - 1
 
     @drains("store")
     def settle(self, left: int) -> None:

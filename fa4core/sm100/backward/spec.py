@@ -89,6 +89,14 @@ class Spec(InTensorMemory, BackwardSpec):
         return tuple(tuple(parts[i : i + most]) for i in parts[::most])
 
     @property
+    def parts_ahead(self) -> tuple[int, ...]:
+        """How many parts of dQ TMA may still be reading when each one is staged: the first part of
+        a block, if parts are odd in number, is staged where the last one before it was."""
+        parts = sum(map(len, self.dq_groups))
+        most = ADDED_STAGES - 1
+        return tuple(0 if part == 0 and parts % ADDED_STAGES else most for part in range(parts))
+
+    @property
     def dq_apart(self) -> bool:
         """Whether dQ has columns of its own."""
         return 2 * TILE + self.d_v + 2 * self.d <= Limits().tmem_columns

@@ -15,8 +15,8 @@ import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import cute
 
+from fa4core.forward.views import batched, by_rows
 from fa4core.lowering.cute import select
-from fa4core.sm100.forward import views
 from fa4core.sm100.forward.kernel import forward
 from fa4core.sm100.forward.softmax import maximum
 
@@ -47,13 +47,14 @@ def forward_and_combine(
     spec: cutlass.Constexpr,
 ):
     """As `kernel.forward`; `part_...` are the results of the shares, (shares * batch, ...)."""
+    out, lse, row_max = batched(out, 4), batched(lse, 3), batched(row_max, 3)
     forward(
         q, k, v, part_out, part_lse, part_max, items, runs, page_table, captured, scale, ctas,
         stream, spec,
     )  # fmt: skip
     pieces = cute.size(lse) * (spec.head_dim_v // COLUMNS)
     combine_kernel(
-        spec.head_dim_v, views.by_rows(out), lse, row_max, views.by_rows(part_out), part_lse,
+        spec.head_dim_v, by_rows(out), lse, row_max, by_rows(part_out), part_lse,
         part_max, pieces,
     ).launch(
         grid=[cute.ceil_div(pieces, THREADS), 1, 1], block=[THREADS, 1, 1], stream=stream

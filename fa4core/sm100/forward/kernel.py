@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4core.forward.mods import Mods
 from fa4core.forward.source import scheduler
-from fa4core.forward.views import keys
+from fa4core.forward.views import batched, keys
 from fa4core.forward.work import Plan
 from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
 from fa4core.sm100 import panels
@@ -192,8 +192,10 @@ def forward(
     stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
-    """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
-    heads, rows); items and runs: see `work.tables`. In pages, k and v: (pages, rows, heads, d)."""
+    """q, k, v, out: (batch, rows, heads, d), lse and row_max: (batch, heads, rows), packed tensors
+    without a batch; items and runs: see `tables`. In pages, k and v: (pages, rows, heads, d)."""
+    q, k, v, out = (batched(tensor, 4) for tensor in (q, k, v, out))
+    lse, row_max = (batched(rows, 3) for rows in (lse, row_max))
     by_tma = cpasync.CopyBulkTensorTileG2SOp(group(spec.ctas))
 
     to_global = cpasync.CopyBulkTensorTileS2GOp()

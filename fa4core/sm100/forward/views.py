@@ -42,11 +42,3 @@ def results(out: cute.Tensor, spec: Spec) -> cute.Tensor:
     shape = (spec.packed, total, d, heads // spec.packed, total + 1)
     stride = (of_head, of_row, 1, of_head * spec.packed, of_row)
     return cute.make_tensor(out.iterator - back, cute.make_layout(shape, stride=stride))
-
-
-def by_rows(out: cute.Tensor) -> cute.Tensor:
-    """(batch, rows, heads, d) as (rows, d, heads, batch), every row at a multiple of 16 bytes."""
-    order = (1, 3, 2, 0)
-    shape = tuple(out.shape[i] for i in order)
-    stride = tuple(1 if i == 3 else cute.assume(out.stride[i], divby=8) for i in order)
-    return cute.make_tensor(out.iterator, cute.make_layout(shape, stride=stride))

@@ -16,7 +16,7 @@ from cutlass.utils import LayoutEnum
 
 from fa4core.forward.mods import Mods
 from fa4core.forward.source import stride
-from fa4core.forward.views import keys
+from fa4core.forward.views import batched, keys
 from fa4core.forward.work import Plan, Share
 from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
@@ -166,8 +166,10 @@ def forward(
     stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
-    """q, k, v, out: (batch, rows, heads, d), packed tensors with batch 1; lse and row_max: (batch,
-    heads, rows); items and runs: see `work.tables`."""
+    """q, k, v, out: (batch, rows, heads, d), lse and row_max: (batch, heads, rows), packed tensors
+    without a batch; items and runs: see `tables`."""
+    q, k, v, out = (batched(tensor, 4) for tensor in (q, k, v, out))
+    lse, row_max = (batched(rows, 3) for rows in (lse, row_max))
     products = Products(spec)
     inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
     load_q, g_q = _tma(inward, keys(q), products.q_layout, (ROWS, spec.d))

@@ -1,0 +1,35 @@
+"""`BackwardSpec`: what every backward kernel is compiled for, on whichever target."""
+
+from __future__ import annotations
+
+import attrs
+
+from fa4core.spec import KernelSpec
+
+
+@attrs.frozen(slots=False)
+class BackwardSpec(KernelSpec):
+    """A backward kernel. A target's `Spec` has `queries` and `keys`, the sizes of its tiles, too.
+
+    Attributes:
+        graph: Mask, score mod and its derivatives (`Rule.dump`).
+        deterministic: Whether shares of dQ are added in a fixed order.
+        ctas: CTAs that share a work tile, each with a key tile of its own.
+    """
+
+    deterministic: bool = attrs.field(default=False, kw_only=True)
+    ctas: int = attrs.field(default=1, kw_only=True)
+
+    title = "backward"
+    tiles = 1  # key tiles of a CTA
+    dynamic = False  # whether work tiles come from a queue
+
+    @property
+    def queries(self) -> int:
+        """Queries of a tile."""
+        raise NotImplementedError
+
+    @property
+    def keys(self) -> int:
+        """Keys of a tile."""
+        raise NotImplementedError
