@@ -37,16 +37,17 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
         item = plan.item(index)
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
+            head = item.h + run.head
             for partial in (False, True):  # code of its own for each, so that FULL tiles have none
                 for i in range(run.first, plan.end(run, 0, partial)):
                     stage = rows.take()
                     s.take()
                     scores = work.load_scores(half)
-                    weights = work.weigh(half, scores, item, run.head, i, partial, stage)
+                    weights = work.weigh(half, scores, item, head, i, partial, stage)
                     work.store_p(half, weights)
                     p.arrive()
                     dp.take()
-                    work.differentiate(half, weights, scores, item, run.head, i, partial, stage)
+                    work.differentiate(half, weights, scores, item, head, i, partial, stage)
                     ds.arrive()
                     rows_free.arrive(stage=stage)
         if item.blocks > 0:

@@ -174,7 +174,8 @@ def backward(
     def atom(by: Any, view: cute.Tensor, rows: int, columns: int) -> tuple:
         box = panels.box((rows,), columns)
         layout = panels.swizzled(box, columns, view.element_type)
-        return cpasync.make_tiled_tma_atom(by, view, layout, (rows, columns))
+        copy, seen = cpasync.make_tiled_tma_atom(by, view, layout, (rows, columns))
+        return copy, seen
 
     loads = {
         "k": atom(load, keys(k), TILE, spec.d),

@@ -36,19 +36,20 @@ def load(work: Any, plan: Any, ends: Ends):
         waiting = True
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
+            head = item.h + run.head
             for i in range(run.first, run.end, unroll=1):
                 q_free.take()
-                work.load_q(item, run.head, i, q.stage, barrier=q.expect(work.q_bytes))
+                work.load_q(item, head, i, q.stage, barrier=q.expect(work.q_bytes))
                 q.advance()
                 rows_free.take()
-                work.load_rows(item, run.head, i, rows.stage, barrier=rows.expect(work.row_bytes))
+                work.load_rows(item, head, i, rows.stage, barrier=rows.expect(work.row_bytes))
                 rows.advance()
                 if waiting:
                     v_free.take()
                     work.load_v(item, barrier=v.expect(work.v_bytes))
                     waiting = False
                 do_free.take()
-                work.load_do(item, run.head, i, barrier=do.expect(work.do_bytes))
+                work.load_do(item, head, i, barrier=do.expect(work.do_bytes))
         index = source.next(index)
     k_free.drain()
     v_free.drain()

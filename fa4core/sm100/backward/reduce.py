@@ -32,6 +32,7 @@ def reduce(work: Any, plan: Any, ends: Ends):
         item = plan.item(index)
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
+            head = item.h + run.head
             for i in range(run.first, run.end):
                 dq.take()
                 for group in work.groups:
@@ -39,14 +40,14 @@ def reduce(work: Any, plan: Any, ends: Ends):
                     if const_expr(group is work.groups[-1]):
                         dq_free.arrive()
                     if const_expr(group is work.groups[0]):
-                        work.wait_for_turn(item, run.head, i, plan.turn(run, i))
+                        work.wait_for_turn(item, head, i, plan.turn(run, i))
                     for part in group:
                         work.settle(work.ahead[part])
                         work.stage(part, values)
-                        work.add(item, run.head, i, part)
+                        work.add(item, head, i, part)
                 if const_expr(work.deterministic):
                     work.finish(0)
-                    work.give_turn(item, run.head, i)
+                    work.give_turn(item, head, i)
         index = source.next(index)
     work.settle(0)  # shared memory lives no longer than this
 
