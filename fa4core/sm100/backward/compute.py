@@ -1,8 +1,8 @@
 """The compute role: two warpgroups, each with half of a block's queries; a thread has a key.
 
 It makes P^T out of S^T, and dS^T = P (dP - delta) out of dP^T, 16 bit each, and writes them over
-what they are made of; dS also to shared memory, where dQ = dS K takes it as it lies. Behind the last
-block it brings dK and dV to global memory.
+what they are made of; dS also to shared memory, where dQ = dS K takes it as it lies. Behind the
+last block it brings dK and dV to global memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cutlass import cute
 from fa4core.pipeline.effects import reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100 import tmem
-from fa4core.sm100.backward.finish import Finish, write_row
+from fa4core.sm100.backward.finish import Finish
 from fa4core.sm100.backward.spec import HALF, TILE, Spec
 from fa4core.sm100.exp import exp2_pair
 
@@ -162,7 +162,7 @@ class ComputeWork(Finish):
     def _store_ds(self, half: Any, first: int, rounded: cute.Tensor) -> None:
         place = tmem.columns(self.tmem["ds_t"](half) + first // 2, WIDTH // 2)
         tmem.store(cute.recast_tensor(rounded, cutlass.Float32), place, self.thread)
-        write_row(self.ds[self.thread, None, half], first, rounded)
+        self.ds.write(rounded, half, first // 8)
 
     def _key(self, item: Any) -> Any:
         return item.tile * TILE + self.thread

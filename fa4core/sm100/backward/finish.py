@@ -27,7 +27,7 @@ class Finish(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         tmem: Address of each region of tensor memory, by name and stage.
-        ds: (128, 64, halves) in shared memory, of 16 bit.
+        ds: The row in shared memory, by halves.
         stores: By "dk" and "dv": of (rows, d, heads_kv, batch, shift).
         scale: Run-time factor on q . k.
     """
@@ -78,16 +78,9 @@ class Finish(Fixed):
     def _write(self, half: Any, first: int, values: cute.Tensor) -> None:
         rounded = cute.make_rmem_tensor(values.layout, self.dtype)
         rounded.store(values.load().to(self.dtype))
-        write_row(self.ds[self.thread, None, half], first, rounded)
+        self.ds.write(rounded, half, first // 8)
 
     def _show(self) -> None:
         """To TMA, what the warp has written."""
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-
-
-def write_row(row: cute.Tensor, first: int, values: cute.Tensor) -> None:
-    """16-bit values from column `first` of a row in shared memory, 16 bytes at a time."""
-    for i in range(0, cute.size(values), 8):
-        of = cute.make_tensor(values.iterator + i, cute.make_layout(8))
-        cute.autovec_copy(of, cute.local_tile(row, (8,), ((first + i) // 8,)))

@@ -129,17 +129,16 @@ def _issuing(memory: Memory) -> MmaWork:
 
 
 def _adding(memory: Memory, row: Any, sums: tuple, turns: cute.Tensor) -> ReduceWork:
-    staged = memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32)
-    return ReduceWork(
-        memory.spec, row, memory.columns("dq")(0), memory.added, Operand(*sums, staged), turns
-    )
+    sums = Operand(*sums, memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32))
+    dq, staged = memory.columns("dq")(0), memory.row("added", row)
+    return ReduceWork(memory.spec, row, dq, staged, sums, turns)
 
 
 def _computing(memory: Memory, row: Any, stores: dict, mods: GradMods, scale: Any) -> ComputeWork:
     tmem = {name: memory.columns(name) for name in memory.spec.tmem}
-    staged = memory.panels("ds", (WARP,), PART)
+    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row)
     out = {name: Operand(*stores[name], staged) for name in stores}
-    return ComputeWork(memory.spec, row, tmem, memory.ds, out, memory.numbers, mods, scale)
+    return ComputeWork(memory.spec, row, tmem, ds, out, memory.numbers, mods, scale)
 
 
 @cute.jit

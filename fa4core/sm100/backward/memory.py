@@ -6,7 +6,7 @@ import cutlass
 from cutlass import cute
 
 from fa4core.sm100 import memory
-from fa4core.sm100.backward.spec import ADDED, HALF, TILE
+from fa4core.sm100.backward.spec import TILE
 
 
 class Memory(memory.Memory):
@@ -20,13 +20,3 @@ class Memory(memory.Memory):
             (TILE, 2, placed.region.stages), stride=(1, TILE, placed.stride // 4)
         )
         return cute.make_tensor(self.at("rows", cutlass.Float32), layout)
-
-    @property
-    def ds(self) -> cute.Tensor:
-        """dS by halves of the queries, or staged parts of dK and dV: (key, column, half)."""
-        return self.rows("ds", HALF, self.dtype)
-
-    @property
-    def added(self) -> cute.Tensor:
-        """Staged parts of dQ: (query, column, stage)."""
-        return self.rows("added", ADDED, cutlass.Float32)

@@ -58,7 +58,7 @@ class ReduceWork(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         dq: Address in tensor memory.
-        staged: (128, columns, stages) in shared memory.
+        staged: The row in shared memory.
         sums: Of (rows, d, heads_q) in global memory, padded.
         turns: (tiles, heads_q) counters; only if the order is fixed.
         groups: Parts that are held in registers at once.
@@ -98,11 +98,9 @@ class ReduceWork(Fixed):
     @touches(lambda part, values: (writes("added", part % ADDED_STAGES),))
     def stage(self, part: int, values: cute.Tensor) -> None:
         """A part of the thread's row, to shared memory."""
-        held = part % len(self.groups[0]) * ADDED
-        row = self.staged[self.thread, None, part % ADDED_STAGES]
-        for i in range(0, min(ADDED, self.spec.d - part * ADDED), 4):
-            of = cute.make_tensor(values.iterator + held + i, cute.make_layout(4))
-            cute.autovec_copy(of, cute.local_tile(row, (4,), (i // 4,)))
+        held, width = part % len(self.groups[0]) * ADDED, min(ADDED, self.spec.d - part * ADDED)
+        of = cute.make_tensor(values.iterator + held, cute.make_layout(width))
+        self.staged.write(of, part % ADDED_STAGES)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
 
