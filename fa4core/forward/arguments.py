@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from fa4core.reference.tiled import Call
+from primitives.expr import Capture
 
 Tensor = torch.Tensor
 
 
-def captured(call: Call) -> tuple[Tensor, ...]:
-    """A call's captured tensors, in the order of the graph's slots.
+def captured(captures: Iterable[Capture]) -> tuple[Tensor, ...]:
+    """Captured tensors in the order of a graph's slots.
 
     Raises:
         ValueError: An int64 tensor holds what 32 bits don't.
     """
-    return tuple(_captured(c.tensor) for c in call.program.graph.captures)
+    return tuple(_captured(c.tensor) for c in captures)
 
 
 def _captured(tensor: Tensor | None) -> Tensor:

@@ -21,3 +21,8 @@ def refusal(program: Program, problem: Problem) -> str | None:
             f"page size that is a multiple of {ATOM}"
         )
     return common.refusal(program, problem)
+
+
+def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
+    """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
+    return "there are no backward kernels for Blackwell yet"

@@ -17,3 +17,8 @@ def refusal(program: Program, problem: Problem) -> str | None:
     if schedule is not None and schedule.source == "dynamic":
         return "Hopper has no work queue in hardware; use source='persistent' or 'one_tile'"
     return common.refusal(program, problem)
+
+
+def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
+    """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
+    return "there are no backward kernels for Hopper yet"

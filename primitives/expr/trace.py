@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
 import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.overrides import TorchFunctionMode
@@ -119,7 +119,7 @@ class _Run:
     def value(self) -> Node:
         """Run, translate, and check the result."""
         try:
-            with _disable_current_modes(), _on_cpu(), preserve_node_meta():
+            with _undisturbed(), _on_cpu(), preserve_node_meta():
                 module = make_fx(
                     self._traced,
                     tracing_mode="fake",
@@ -188,6 +188,22 @@ class _Run:
             self.failure = error
             return [out]
         return [out, *gradients]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Take what may surround the definition out of play: modes, autocast, and hooks on what
+    autograd saves, such as those of activation checkpointing and offloading."""
+    with ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        if torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+            stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))
+        yield
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from evaluation import evaluate, grid
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
 from primitives import mask, score, sink
 from primitives.expr import captures
@@ -367,14 +368,26 @@ def test_captured_tensor_of_another_device():
     assert [row[0].tensor for row in mod.gradient().captured] == [table]
 
 
+def _forbidden(tensor):
+    raise AssertionError("hooks around a definition are not for its trace")
+
+
 @pytest.mark.parametrize(
     "context",
-    [torch.no_grad, torch.inference_mode, torch.enable_grad, lambda: torch.device("meta")],
-    ids=["no_grad", "inference", "enable_grad", "default device"],
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        torch.enable_grad,
+        lambda: torch.device("meta"),
+        lambda: torch.autocast("cpu"),
+        lambda: saved_tensors_hooks(_forbidden, _forbidden),
+        lambda: disable_saved_tensors_hooks("not here"),
+    ],
+    ids=["no_grad", "inference", "enable_grad", "default device", "autocast", "hooks", "no hooks"],
 )
 def test_context_of_the_definition_does_not_matter(context):
     def function(s, b, h, q, k):
-        return s + HEAD[h] * torch.tensor(2)
+        return (s * s).tanh() + HEAD[h] * torch.tensor(2)
 
     outside = score.define(function)
     with context():

@@ -108,7 +108,7 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
         plan.items,
         plan.runs,
         _page_table(call),
-        captured(call),
+        captured(call.program.graph.captures),
         float(call.scale),
         clusters * spec.ctas,
     )

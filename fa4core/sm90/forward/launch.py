@@ -73,7 +73,7 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
         return None
     persistent = schedule_of(call).source == "persistent"
     ctas = min(place.sms, len(plan)) if persistent else len(plan)
-    return plan.items, plan.runs, captured(call), float(call.scale), ctas
+    return plan.items, plan.runs, captured(call.program.graph.captures), float(call.scale), ctas
 
 
 FORWARD = Skeleton(
