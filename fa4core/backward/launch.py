@@ -110,7 +110,7 @@ def launches(
     items, runs = tables(
         problem,
         _tile_map(call, spec),
-        spec.ctas,
+        spec.side,
         schedule_of(call),
         deterministic,
         planned(place.target),
