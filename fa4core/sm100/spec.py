@@ -11,7 +11,10 @@ from fa4core.pipeline.layout import Placed, place
 class InTensorMemory:
     """For specs that declare a pipeline with regions of tensor memory."""
 
-    pipeline: Pipeline
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """Roles, signals and memory."""
+        raise NotImplementedError
 
     @cached_property
     def tmem(self) -> dict[str, Placed]:

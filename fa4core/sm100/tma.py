@@ -16,13 +16,20 @@ class Operand:
     """What is copied by one atom.
 
     Attributes:
-        atom: Copy atom, and `view` of global memory, both as `make_tiled_tma_atom` gives them.
+        made: Copy atom and view of global memory, as `make_tiled_tma_atom` gives them.
         shared: In shared memory; the modes of a tile, then the copy and the stage.
     """
 
-    atom: cute.CopyAtom
-    view: cute.Tensor
+    made: tuple[cute.CopyAtom, cute.Tensor]
     shared: cute.Tensor
+
+    @property
+    def atom(self) -> cute.CopyAtom:
+        return self.made[0]
+
+    @property
+    def view(self) -> cute.Tensor:
+        return self.made[1]
 
     def parts(self, there: cute.Tensor, first: tuple, shape: tuple) -> tuple[Any, Any]:
         """A tile that begins at `first` of a slice of the view: in shared and in global memory."""

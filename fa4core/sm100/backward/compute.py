@@ -29,8 +29,7 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
     """Block by block: S -> P, dP -> dS; then dK and dV of the work tile."""
     s, p = ends.waits("s_full"), ends.posts("p_ready")
     dp, ds = ends.waits("dp_full"), ends.posts("ds_ready")
-    rows, rows_free = ends.waits("rows_full"), ends.posts("rows_empty")
-    grads, grads_free = ends.waits("grads_full"), ends.posts("grads_empty")
+    rows, grads = ends.waits("rows_full"), ends.waits("grads_full")
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -49,7 +48,6 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     dp.take()
                     work.differentiate(half, weights, scores, item, head, i, partial, stage)
                     ds.arrive()
-                    rows_free.arrive(stage=stage)
         if item.blocks > 0:
             grads.take()
         for result in work.results:
@@ -60,8 +58,6 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     work.stage_zeros(half, result)
                 work.store(half, result, item)
                 work.settle(0)
-        if item.blocks > 0:
-            grads_free.arrive()
         index = source.next(index)
 
 
@@ -108,7 +104,7 @@ class ComputeWork(Finish):
         if not self.mods.plain:
             factor = cutlass.Float32(LOG2E)
         self.mods.apply(
-            weights, item, head, self._key(item), self._query(half, i), partial, self.scale, _same
+            weights, item, head, self._key(item), self._query(half, i), partial, self.scale
         )
         for at in range(0, HALF, 4):
             lse = self._row_values(half, at, 0, stage)
@@ -153,7 +149,7 @@ class ComputeWork(Finish):
                 raw = cute.make_tensor(scores.iterator + first, cute.make_layout(WIDTH))
                 query = self._query(half, i) + first
                 self.mods.differentiate(
-                    raw, grads, item, head, self._key(item), query, partial, self.scale, _same
+                    raw, grads, item, head, self._key(item), query, partial, self.scale
                 )
             self._store_ds(half, first, _rounded(grads, 0, WIDTH, self.dtype))
         cute.arch.fence_view_async_tmem_store()
@@ -176,10 +172,6 @@ class ComputeWork(Finish):
         row = self.rows[None, which, stage]
         cute.autovec_copy(cute.local_tile(row, (4,), (half * (HALF // 4) + at // 4,)), values)
         return values
-
-
-def _same(i: int) -> int:
-    return i
 
 
 def _rounded(values: cute.Tensor, first: int, count: int, dtype: Any) -> cute.Tensor:

@@ -109,7 +109,7 @@ def _set_registers(count: int) -> None:
 def _loading(memory: Memory, loads: dict, lse: cute.Tensor, delta: cute.Tensor) -> LoadWork:
     spec = memory.spec
     columns = {"k": spec.d, "q": spec.d, "v": spec.d_v, "do": spec.d_v}
-    operands = {x: Operand(*loads[x], memory.panels(x, (TILE,), columns[x])) for x in columns}
+    operands = {x: Operand(loads[x], memory.panels(x, (TILE,), columns[x])) for x in columns}
     return LoadWork(spec, operands, lse, delta, memory.numbers)
 
 
@@ -129,15 +129,15 @@ def _issuing(memory: Memory) -> MmaWork:
 
 
 def _adding(memory: Memory, row: Any, sums: tuple, turns: cute.Tensor) -> ReduceWork:
-    sums = Operand(*sums, memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32))
-    dq, staged = memory.columns("dq")(0), memory.row("added", row)
-    return ReduceWork(memory.spec, row, dq, staged, sums, turns)
+    staged = memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32)
+    dq, row_of_it = memory.columns("dq")(0), memory.row("added", row)
+    return ReduceWork(memory.spec, row, dq, row_of_it, Operand(sums, staged), turns)
 
 
 def _computing(memory: Memory, row: Any, stores: dict, mods: GradMods, scale: Any) -> ComputeWork:
     tmem = {name: memory.columns(name) for name in memory.spec.tmem}
     staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row)
-    out = {name: Operand(*stores[name], staged) for name in stores}
+    out = {name: Operand(stores[name], staged) for name in stores}
     return ComputeWork(memory.spec, row, tmem, ds, out, memory.numbers, mods, scale)
 
 

@@ -25,7 +25,7 @@ def load(work: Any, plan: Any, ends: Ends):
     v, v_free = ends.posts("v_full"), ends.waits("v_empty")
     q, q_free = ends.posts("q_full"), ends.waits("q_empty")
     do, do_free = ends.posts("do_full"), ends.waits("do_empty")
-    rows, rows_free = ends.posts("rows_full"), ends.waits("rows_empty")
+    rows = ends.posts("rows_full")
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -41,7 +41,6 @@ def load(work: Any, plan: Any, ends: Ends):
                 q_free.take()
                 work.load_q(item, head, i, q.stage, barrier=q.expect(work.q_bytes))
                 q.advance()
-                rows_free.take()
                 work.load_rows(item, head, i, rows.stage, barrier=rows.expect(work.row_bytes))
                 rows.advance()
                 if waiting:

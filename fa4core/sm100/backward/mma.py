@@ -25,7 +25,7 @@ def mma(work: Any, plan: Any, ends: Ends):
     s, p = ends.posts("s_full"), ends.waits("p_ready")
     dp, ds = ends.posts("dp_full"), ends.waits("ds_ready")
     dq, dq_free = ends.posts("dq_full"), ends.waits("dq_empty")
-    grads, grads_free = ends.posts("grads_full"), ends.waits("grads_empty")
+    grads = ends.posts("grads_full")
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -55,8 +55,6 @@ def mma(work: Any, plan: Any, ends: Ends):
                 do.take()
                 work.grad_p()
                 dp.arrive()
-                if i == 0:
-                    grads_free.take()
                 p.take()
                 work.grad_v(i > 0)
                 do_free.arrive()

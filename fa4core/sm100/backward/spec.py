@@ -9,8 +9,10 @@ dQ, the compute role makes P of the next block.
 
 One thread issues all products and the tensor core runs them in order, so "dP of block i + 1 is
 there" also says that dQ of block i is done: dS may be overwritten. S may be overwritten by the next
-block's because the dV that read its alias P was issued before. dQ has no room of its own if head
-dims are large; then dP of the next block must wait until the reduce role has read dQ.
+block's because the dV that read its alias P was issued before. LSE and delta may be overwritten
+with Q: dK, which read it, needed dS. dV and dK may be overwritten by the next work tile's: dV needs
+P, which the compute role makes when it has read them. dQ has no room of its own if head dims are
+large; then dP of the next block must wait until the reduce role has read dQ.
 """
 
 from __future__ import annotations
@@ -123,8 +125,7 @@ class Spec(InTensorMemory, BackwardSpec):
                 Signal("q_empty", (("mma", commit),), "load", stages=q_stages, passed=True),
                 Signal("do_full", (("load", tma),), "mma"),
                 Signal("do_empty", (("mma", commit),), "load", passed=True),
-                Signal("rows_full", (("load", tma),), "compute", stages=2),
-                Signal("rows_empty", (("compute", warps),), "load", stages=2, passed=True),
+                Signal("rows_full", (("load", tma),), "compute", stages=q_stages),
                 Signal("s_full", (("mma", commit),), "compute"),
                 Signal("p_ready", (("compute", warps),), "mma"),
                 Signal("dp_full", (("mma", commit),), "compute"),
@@ -132,7 +133,6 @@ class Spec(InTensorMemory, BackwardSpec):
                 Signal("dq_full", (("mma", commit),), "reduce"),
                 Signal("dq_empty", (("reduce", warps),), "mma", passed=True),
                 Signal("grads_full", (("mma", commit),), "compute"),
-                Signal("grads_empty", (("compute", warps),), "mma", passed=True),
             ),
             smem=(
                 Region("k", TILE * self.d * 2, align=1024),
@@ -142,7 +142,7 @@ class Spec(InTensorMemory, BackwardSpec):
                 # by halves of the queries; behind the last block, dK and dV are staged there
                 Region("ds", TILE * HALF * 2, stages=HALVES, align=1024),
                 Region("added", TILE * ADDED * 4, stages=ADDED_STAGES, align=1024),
-                Region("rows", 2 * TILE * 4, stages=2, align=16),  # LSE and delta
+                Region("rows", 2 * TILE * 4, stages=q_stages, align=16),  # LSE and delta
                 Region("barriers", 256, align=16),
                 Region("address", 16, align=16),
             ),

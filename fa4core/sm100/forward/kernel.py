@@ -143,14 +143,14 @@ def _loading(memory: Memory, operands: dict, page_table: cute.Tensor, cta: Any) 
         "k": memory.panels("kv", (spec.k_rows,), spec.d, spec.keys),
         "v": memory.panels("kv", (spec.key_rows,), spec.columns),
     }
-    return LoadWork(spec, {x: Operand(*operands[x], shared[x]) for x in shared}, page_table, cta)
+    return LoadWork(spec, {x: Operand(operands[x], shared[x]) for x in shared}, page_table, cta)
 
 
 def _storing(memory: Memory, atom: cute.CopyAtom, out: cute.Tensor, place: tuple) -> StoreWork:
     spec = memory.spec
     rows, columns = views.q_rows(spec), spec.out_columns
     staged = memory.panels("out", rows, columns, dtype=out_type(spec))
-    return StoreWork(spec, Operand(atom, out, staged), place)
+    return StoreWork(spec, Operand((atom, out), staged), place)
 
 
 def _finishing(memory: Memory, row: Any, mods: Mods, lse, row_max, batches) -> CorrectionWork:
