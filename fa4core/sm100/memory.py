@@ -7,15 +7,15 @@ the compiler would keep it on the stack and load it for every barrier.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import cutlass
 from cutlass import cute
 
+from fa4core.forward.panels import boxes
 from fa4core.pipeline.device import Barriers
 from fa4core.pipeline.effects import Fixed
-from fa4core.sm100 import panels
+from fa4core.sm100.tmem import LANES
 
 DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
 
@@ -66,19 +66,12 @@ class Memory(Fixed):
         name: str,
         rows: tuple[int, ...],
         columns: int,
-        height: int = panels.LANES,
+        height: int = LANES,
         dtype: Any = None,
     ) -> cute.Tensor:
         """A region's tiles as TMA fills them; the last modes are the copy and the stage."""
-        dtype = dtype or self.dtype
-        region, layout = self.spec.smem[name], panels.box(rows, columns, height)
-        count = math.prod(rows)
-        copies = cute.make_layout(height // count, stride=count * panels.panel(columns))
-        layout = cute.append(layout, copies)
-        stages = cute.make_layout(region.region.stages, stride=region.stride * 8 // dtype.width)
-        swizzle = panels.swizzle(columns, dtype)
-        pointer = cute.recast_ptr(self.begin + region.offset, swizzle, dtype=dtype)
-        return cute.make_tensor(pointer, cute.append(layout, stages))
+        placed = self.spec.smem[name]
+        return boxes(self.begin, placed, rows, columns, height, dtype or self.dtype)
 
     def row(self, name: str, thread: Any) -> Row:
         """Row `thread` of a region whose stages are panels of 128 bytes."""

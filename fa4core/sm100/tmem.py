@@ -8,7 +8,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4core.sm100.panels import LANES
+LANES = 128  # of tensor memory: rows of an accumulator, and of most operands
 
 
 def columns(address: cute.Pointer, count: int) -> cute.Tensor:

@@ -11,12 +11,12 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from fa4core.forward.tma import Operand
 from fa4core.pipeline.declare import WARP
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.sm100 import tmem
 from fa4core.sm100.backward.spec import PART, TILE, Result, Spec
 from fa4core.sm100.memory import DTYPES
-from fa4core.sm100.tma import Operand
 
 PIECE = 16  # columns at a time
 

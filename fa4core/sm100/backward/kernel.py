@@ -14,10 +14,10 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4core.backward.mods import GradMods
 from fa4core.backward.work import Plan
+from fa4core.forward.tma import Operand, copies
 from fa4core.forward.views import batched, keys
 from fa4core.pipeline.declare import WARP
 from fa4core.pipeline.device import copy_of, in_role, thread_of
-from fa4core.sm100 import panels
 from fa4core.sm100.backward.compute import ComputeWork, compute
 from fa4core.sm100.backward.load import LoadWork, load
 from fa4core.sm100.backward.memory import Memory
@@ -27,7 +27,9 @@ from fa4core.sm100.backward.spec import ADDED, PART, TILE, Spec
 from fa4core.sm100.begin import Begin, meet_all
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.product import MN_MAJOR, Product, group
-from fa4core.sm100.tma import Operand
+
+
+Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 
 
 def products(spec: Spec) -> dict[str, Product]:
@@ -106,10 +108,12 @@ def _set_registers(count: int) -> None:
         cute.arch.setmaxregister_increase(count)
 
 
-def _loading(memory: Memory, loads: dict, lse: cute.Tensor, delta: cute.Tensor) -> LoadWork:
+def _loading(
+    memory: Memory, loads: dict[str, Copy], lse: cute.Tensor, delta: cute.Tensor
+) -> LoadWork:
     spec = memory.spec
     columns = {"k": spec.d, "q": spec.d, "v": spec.d_v, "do": spec.d_v}
-    operands = {x: Operand(loads[x], memory.panels(x, (TILE,), columns[x])) for x in columns}
+    operands = {x: Operand(*loads[x], memory.panels(x, (TILE,), columns[x])) for x in columns}
     return LoadWork(spec, operands, lse, delta, memory.numbers)
 
 
@@ -128,16 +132,18 @@ def _issuing(memory: Memory) -> MmaWork:
     return MmaWork(memory.spec, instructions, operands, tmem)
 
 
-def _adding(memory: Memory, row: Any, sums: tuple, turns: cute.Tensor) -> ReduceWork:
+def _adding(memory: Memory, row: Any, sums: Copy, turns: cute.Tensor) -> ReduceWork:
     staged = memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32)
     dq, row_of_it = memory.columns("dq")(0), memory.row("added", row)
-    return ReduceWork(memory.spec, row, dq, row_of_it, Operand(sums, staged), turns)
+    return ReduceWork(memory.spec, row, dq, row_of_it, Operand(*sums, staged), turns)
 
 
-def _computing(memory: Memory, row: Any, stores: dict, mods: GradMods, scale: Any) -> ComputeWork:
+def _computing(
+    memory: Memory, row: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
+) -> ComputeWork:
     tmem = {name: memory.columns(name) for name in memory.spec.tmem}
     staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row)
-    out = {name: Operand(stores[name], staged) for name in stores}
+    out = {name: Operand(*stores[name], staged) for name in stores}
     return ComputeWork(memory.spec, row, tmem, ds, out, memory.numbers, mods, scale)
 
 
@@ -170,26 +176,18 @@ def backward(
         batched(tensor, 4) for tensor in (q, k, v, grad_out, grad_k, grad_v)
     )
 
-    def atom(by: Any, view: cute.Tensor, rows: int, columns: int) -> tuple:
-        box = panels.box((rows,), columns)
-        layout = panels.swizzled(box, columns, view.element_type)
-        copy, seen = cpasync.make_tiled_tma_atom(by, view, layout, (rows, columns))
-        return copy, seen
-
     loads = {
-        "k": atom(load, keys(k), TILE, spec.d),
-        "v": atom(load, keys(v), TILE, spec.d_v),
-        "q": atom(load, keys(q), TILE, spec.d),
-        "do": atom(load, keys(grad_out), TILE, spec.d_v),
+        "k": copies(load, keys(k), (TILE,), spec.d, TILE),
+        "v": copies(load, keys(v), (TILE,), spec.d_v, TILE),
+        "q": copies(load, keys(q), (TILE,), spec.d, TILE),
+        "do": copies(load, keys(grad_out), (TILE,), spec.d_v, TILE),
     }
     stores = {
-        "dk": atom(store, keys(grad_k), WARP, PART),
-        "dv": atom(store, keys(grad_v), WARP, PART),
+        "dk": copies(store, keys(grad_k), (WARP,), PART, TILE),
+        "dv": copies(store, keys(grad_v), (WARP,), PART, TILE),
     }
-    by_row = [1, 2, 0]
-    sums = atom(
-        add, cute.make_tensor(grad_q.iterator, cute.select(grad_q.layout, by_row)), WARP, ADDED
-    )
+    of_q = cute.make_tensor(grad_q.iterator, cute.select(grad_q.layout, [1, 2, 0]))
+    sums = copies(add, of_q, (WARP,), ADDED, TILE)
     lse, delta, turns = (
         cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0])) for x in (lse, delta, turns)
     )

@@ -11,11 +11,11 @@ from typing import Any
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from fa4core.forward.tma import Operand
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.loop import range
 from fa4core.sm100.backward.spec import TILE, Spec
-from fa4core.sm100.tma import Operand
 
 
 @cute.jit

@@ -12,12 +12,12 @@ from typing import Any
 import cutlass
 from cutlass import const_expr, cute
 
+from fa4core.forward.tma import Operand
 from fa4core.pipeline.declare import WARP
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100 import tmem
 from fa4core.sm100.backward.spec import ADDED, ADDED_STAGES, TILE, Spec
-from fa4core.sm100.tma import Operand
 
 WARPS = TILE // WARP
 

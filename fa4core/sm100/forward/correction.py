@@ -12,11 +12,11 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from fa4core.forward.rows import results_batch, row_at, write_row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.forward.memory import out_type
-from fa4core.sm100.forward.rows import results_batch, row_of, write_row
 from fa4core.sm100.forward.spec import Spec
 from fa4core.sm100.tmem import columns, load, store
 
@@ -109,12 +109,12 @@ class CorrectionWork(Fixed):
 
     def finish(self, item: Any, t: int, rows: tuple) -> cutlass.Float32:
         """Write the row's LSE; gives the factor that normalises O."""
-        row = row_of(self.spec, item, t, self.thread)
+        row = row_at(self.spec, item, t, self.thread)
         total, applied = rows
         part, base = self._join(item, row, applied)
         whole = total * part
         if self.mods.has_sink:
-            logit = self._sink(item, row)
+            logit = self.mods.sink_of(item, row)
             whole = whole + cute.math.exp2((logit - base) * LOG2E, fastmath=True)
         nothing = total == 0.0  # not `applied == NEVER`, which holds if all scores are NaN, too
         whole = select(nothing, 1.0, whole, "float")
@@ -124,7 +124,7 @@ class CorrectionWork(Fixed):
 
     def finish_empty(self, item: Any, t: int) -> None:
         """Write the statistics of a row with nothing to attend to."""
-        row, never = row_of(self.spec, item, t, self.thread), cutlass.Float32(NEVER)
+        row, never = row_at(self.spec, item, t, self.thread), cutlass.Float32(NEVER)
         self._write(self.lse, item, row, self._empty(item, row))
         self._write(self.row_max, item, row, never)
 
@@ -151,11 +151,6 @@ class CorrectionWork(Fixed):
         rounded.store(values.load().to(self.dtype))
         self.staged.write(rounded, stage, column * self.dtype.width // 128)
 
-    def _sink(self, item: Any, row: Any) -> cutlass.Float32:
-        """The sink's logit; the first share counts it, for all."""
-        logit = self.mods.sink_of(item, row)
-        return select(item.share == 0, logit, NEVER, "float") if self.spec.split else logit
-
     def _write(self, to: cute.Tensor, item: Any, row: Any, value: Any) -> None:
         write_row(to, item, row, results_batch(self.spec, item, self.batches), value)
 
@@ -163,13 +158,13 @@ class CorrectionWork(Fixed):
         """The factor of everything accumulated, and the maximum that the result is relative to."""
         if not self.mods.has_sink:
             return cutlass.Float32(1.0), applied
-        base = cute.arch.fmax(applied, self._sink(item, row))
+        base = cute.arch.fmax(applied, self.mods.sink_of(item, row))
         base = select(base == NEVER, 0.0, base, "float")
         return cute.math.exp2((applied - base) * LOG2E, fastmath=True), base
 
     def _empty(self, item: Any, row: Any) -> cutlass.Float32:
         """The LSE of a row with nothing to attend to."""
-        return self._sink(item, row) if self.mods.has_sink else cutlass.Float32(NEVER)
+        return self.mods.sink_of(item, row) if self.mods.has_sink else cutlass.Float32(NEVER)
 
 
 def _load(work: CorrectionWork, t: int, column: int) -> cute.Tensor:

@@ -12,14 +12,15 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from fa4core.forward.combine import followed_by_combine
 from fa4core.forward.mods import Mods
+from fa4core.forward.panels import clear_rows
 from fa4core.forward.source import scheduler
-from fa4core.forward.views import batched, keys
+from fa4core.forward.tma import Operand, copies
+from fa4core.forward.views import batched, keys, queries, results
 from fa4core.forward.work import Plan
 from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
-from fa4core.sm100 import panels
 from fa4core.sm100.begin import Begin, meet_all
-from fa4core.sm100.forward import views
 from fa4core.sm100.forward.correction import CorrectionWork, correction
 from fa4core.sm100.forward.load import LoadWork, load
 from fa4core.sm100.forward.memory import Memory, out_type
@@ -29,7 +30,6 @@ from fa4core.sm100.forward.spec import TILE, Spec
 from fa4core.sm100.forward.store import StoreWork, store
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.product import MN_MAJOR, Product, group
-from fa4core.sm100.tma import Operand
 
 
 def products(spec: Spec) -> tuple[Product, Product]:
@@ -58,7 +58,7 @@ def forward_kernel(
     row_max: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
-    page_table: cute.Tensor,
+    pages: tuple,
     captured: tuple,
     scale: cutlass.Float32,
 ):
@@ -73,7 +73,9 @@ def forward_kernel(
     if thread == 0:
         prologue.barriers.initialise()
     cute.arch.mbarrier_init_fence()
-    _clear_idle_rows(prologue, thread)
+    clear_rows(
+        prologue.begin, spec.smem["q"], spec.rows, spec.d, TILE, thread, pipeline.threads
+    )  # where heads are packed, no load fills the last rows
     if warp == allocator:
         cute.arch.alloc_tmem(spec.tmem_columns, prologue.address, pair)
     meet_all(spec.ctas)
@@ -85,7 +87,7 @@ def forward_kernel(
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
         operands = {"q": (load_q, q), "k": (load_k, k), "v": (load_v, v)}
-        load(*begin("load", lambda memory: _loading(memory, operands, page_table, cta)))
+        load(*begin("load", lambda memory: _loading(memory, operands, pages, cta)))
     if in_role(pipeline, "scheduler", warp):
         cute.arch.setmaxregister_decrease(registers["scheduler"])
         if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (decided when compiling; the other is not)
@@ -116,41 +118,22 @@ def forward_kernel(
         cute.arch.dealloc_tmem(Memory(spec).tmem, spec.tmem_columns, pair)
 
 
-def _clear_idle_rows(memory: Memory, thread: Any) -> None:
-    """Zeros in the rows of Q that no load ever fills: there are some where 128 % packed != 0."""
-    spec = memory.spec
-    width, idle = panels.panel(spec.d), TILE - spec.rows
-    words = idle * width * 2 // 4
-    for t in range(spec.tiles if idle else 0):
-        for panel in range(0, TILE * spec.d, TILE * width):
-            behind = t * spec.smem["q"].stride + (panel + spec.rows * width) * 2
-            _clear(memory.at("q", cutlass.Int32, behind), words, spec, thread)
-    if idle:
-        cute.arch.fence_proxy("async.shared", space="cta")
-
-
-@cute.jit
-def _clear(words: cute.Pointer, count: cutlass.Constexpr, spec: cutlass.Constexpr, thread: Any):
-    to = cute.make_tensor(words, cute.make_layout(count))
-    for i in range(thread, count, spec.pipeline.threads):
-        to[i] = 0
-
-
-def _loading(memory: Memory, operands: dict, page_table: cute.Tensor, cta: Any) -> LoadWork:
+def _loading(memory: Memory, operands: dict, pages: tuple, cta: Any) -> LoadWork:
     spec = memory.spec
     shared = {
-        "q": memory.panels("q", views.q_rows(spec), spec.d),
+        "q": memory.panels("q", spec.q_rows, spec.d),
         "k": memory.panels("kv", (spec.k_rows,), spec.d, spec.keys),
         "v": memory.panels("kv", (spec.key_rows,), spec.columns),
     }
-    return LoadWork(spec, {x: Operand(operands[x], shared[x]) for x in shared}, page_table, cta)
+    found = {x: Operand(atom, view, shared[x]) for x, (atom, view) in operands.items()}
+    return LoadWork(spec, found, pages, cta)
 
 
 def _storing(memory: Memory, atom: cute.CopyAtom, out: cute.Tensor, place: tuple) -> StoreWork:
     spec = memory.spec
-    rows, columns = views.q_rows(spec), spec.out_columns
+    rows, columns = spec.q_rows, spec.out_columns
     staged = memory.panels("out", rows, columns, dtype=out_type(spec))
-    return StoreWork(spec, Operand((atom, out), staged), place)
+    return StoreWork(spec, Operand(atom, out, staged), place)
 
 
 def _finishing(memory: Memory, row: Any, mods: Mods, lse, row_max, batches) -> CorrectionWork:
@@ -185,7 +168,7 @@ def forward(
     row_max: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
-    page_table: cute.Tensor,
+    pages: tuple,
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
@@ -196,28 +179,26 @@ def forward(
     without a batch; items and runs: see `tables`. In pages, k and v: (pages, rows, heads, d)."""
     q, k, v, out = (batched(tensor, 4) for tensor in (q, k, v, out))
     lse, row_max = (batched(rows, 3) for rows in (lse, row_max))
-    by_tma = cpasync.CopyBulkTensorTileG2SOp(group(spec.ctas))
-
-    to_global = cpasync.CopyBulkTensorTileS2GOp()
-
-    def atom(
-        view: cute.Tensor, rows: tuple[int, ...], columns: int, height: int = TILE, by: Any = by_tma
-    ) -> tuple:
-        layout = panels.swizzled(panels.box(rows, columns, height), columns, view.element_type)
-        return cpasync.make_tiled_tma_atom(by, view, layout, (*rows, columns))
-
-    load_q, g_q = atom(views.queries(q, spec), views.q_rows(spec), spec.d)
-    load_k, g_k = atom(keys(k), (spec.k_rows,), spec.d, spec.keys)
-    load_v, g_v = atom(keys(v), (spec.key_rows,), spec.columns)
-    rows, columns = views.q_rows(spec), spec.out_columns
-    store_out, g_out = atom(views.results(out, spec), rows, columns, by=to_global)
+    inward, outward = (
+        cpasync.CopyBulkTensorTileG2SOp(group(spec.ctas)),
+        cpasync.CopyBulkTensorTileS2GOp(),
+    )
+    load_q, g_q = copies(inward, queries(q, spec.packed), spec.q_rows, spec.d, TILE)
+    load_k, g_k = copies(inward, keys(k), (spec.k_rows,), spec.d, spec.keys)
+    load_v, g_v = copies(inward, keys(v), (spec.key_rows,), spec.columns, TILE)
+    store_out, g_out = copies(
+        outward, results(out, spec.packed), spec.q_rows, spec.out_columns, TILE
+    )
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
         spec, load_q, g_q, load_k, g_k, load_v, g_v, store_out, g_out, *by_row, items, runs,
-        page_table, captured, scale,
+        pages, captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], cluster=[spec.ctas, 1, 1],
         smem=spec.smem_bytes, min_blocks_per_mp=1, stream=stream,
     )  # fmt: skip
+
+
+forward_and_combine = followed_by_combine(forward)

@@ -16,11 +16,11 @@ import cutlass
 from cutlass import cute
 
 from fa4core.forward.exponent import exponent
+from fa4core.forward.rows import results_batch, row_at, write_row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100.exp import exp2_row
-from fa4core.sm100.forward.rows import results_batch, row_of, write_row
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.tmem import columns, load, store
@@ -182,7 +182,7 @@ class SoftmaxWork(Fixed):
         Mods that are long go through tensor memory, a few columns at a time in a loop, so that
         their code is there once and not 128 times.
         """
-        row = row_of(self.spec, item, t, self.thread)
+        row = row_at(self.spec, item, t, self.thread)
         if self.mods.nothing_to_do(partial):
             return
         if not self.mods.long(partial):
@@ -210,7 +210,7 @@ class SoftmaxWork(Fixed):
 
     def write_maximum(self, item: Any, t: Any, rows: Rows) -> None:
         """The row's true maximum, natural units, to global memory."""
-        row = row_of(self.spec, item, t, self.thread)
+        row = row_at(self.spec, item, t, self.thread)
         batch = results_batch(self.spec, item, self.batches)
         write_row(self.row_max, item, row, batch, self.natural(rows.highest))
 

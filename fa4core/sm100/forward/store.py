@@ -10,12 +10,11 @@ from typing import Any
 
 from cutlass import cute
 
+from fa4core.forward.rows import results_batch
+from fa4core.forward.tma import Operand
 from fa4core.pipeline.effects import Fixed, reads, touches
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.forward.rows import results_batch
 from fa4core.sm100.forward.spec import Spec
-from fa4core.sm100.forward.views import q_rows
-from fa4core.sm100.tma import Operand
 
 
 @cute.jit
@@ -57,7 +56,7 @@ class StoreWork(Fixed):
         view = self.out.view
         there = view[(None, None, None, item.h, start + item.seqlen_q)]
         offset = 0, view.shape[1] - item.seqlen_q + first, part * self.spec.out_columns
-        shape = *q_rows(self.spec), self.spec.out_columns
+        shape = *self.spec.q_rows, self.spec.out_columns
         self.out.store(there, offset, shape, (0, stage))
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)

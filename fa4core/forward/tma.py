@@ -1,4 +1,4 @@
-"""TMA's copies of one tile, out of views of global memory and into them."""
+"""TMA's copies of one tile, out of views of global memory (`views`) and into them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import attrs
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
+from fa4core.forward.panels import box, swizzled
 from fa4core.lowering.cute import select
+
+
+def copies(
+    op: Any, view: cute.Tensor, rows: tuple[int, ...], columns: int, height: int
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """TMA's copy of a box of panels (`panels.box`), and its view of a tensor."""
+    layout = swizzled(box(rows, columns, height), columns, view.element_type)
+    atom, there = cpasync.make_tiled_tma_atom(op, view, layout, (*rows, columns))
+    return atom, there
 
 
 @attrs.frozen(eq=False)
@@ -16,20 +26,13 @@ class Operand:
     """What is copied by one atom.
 
     Attributes:
-        made: Copy atom and view of global memory, as `make_tiled_tma_atom` gives them.
+        atom: Copy atom, and `view` of global memory, both as `make_tiled_tma_atom` gives them.
         shared: In shared memory; the modes of a tile, then the copy and the stage.
     """
 
-    made: tuple[cute.CopyAtom, cute.Tensor]
+    atom: cute.CopyAtom
+    view: cute.Tensor
     shared: cute.Tensor
-
-    @property
-    def atom(self) -> cute.CopyAtom:
-        return self.made[0]
-
-    @property
-    def view(self) -> cute.Tensor:
-        return self.made[1]
 
     def parts(self, there: cute.Tensor, first: tuple, shape: tuple) -> tuple[Any, Any]:
         """A tile that begins at `first` of a slice of the view: in shared and in global memory."""
@@ -55,11 +58,15 @@ class Operand:
         cute.copy(self.atom, of[(None, *place)], to)
 
     def rows(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
-        """A slice of a view of sequences (`forward.views.keys`), and where row `first` is in it."""
-        # an expanded dimension has one entry
-        h, b = _within(h, self.view.shape[2]), _within(b, self.view.shape[3])
+        """A slice of a view of sequences (`views.keys`), and where row `first` is in it."""
+        h, b = within(h, self.view.shape[2]), within(b, self.view.shape[3])
+        return self.rows_of(b, h, start, length, first)
+
+    def rows_of(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
+        """As `rows`, of a tensor that is never expanded."""
         return self.view[(None, None, h, b, start + length)], self.view.shape[0] - length + first
 
 
-def _within(index: Any, extent: Any) -> Any:
+def within(index: Any, extent: Any) -> Any:
+    """The index into a dimension that has one entry if it is expanded."""
     return select(index < extent, index, extent - 1, "int")
