@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from fa4core.variant import Variant
 from primitives import mask, score
 
 import_dsl()
-sys.path.insert(0, str(Path(__file__).parent))
 
 import mods_kernel  # noqa: E402
 from mods_kernel import KEYS, QUERIES, Spec  # noqa: E402
