@@ -25,13 +25,14 @@ class Instruction:
     Attributes:
         m, n: Shape, over all CTAs of the group.
         dtype: Of A and B.
-        b_major: Of B; A is K-major.
+        a_major, b_major: Of the operands.
         ctas: How many share the instruction, 1 or 2.
     """
 
     m: int
     n: int
     dtype: type[cutlass.Numeric]
+    a_major: OperandMajorMode
     b_major: OperandMajorMode
     ctas: int = 1
 
@@ -39,9 +40,11 @@ class Instruction:
     def descriptor(self) -> int:
         """The instruction descriptor (PTX ISA, tcgen05, instruction descriptor of .kind::f16)."""
         kind = 1 if self.dtype is cutlass.BFloat16 else 0
-        transposed = 1 if self.b_major == OperandMajorMode.MN else 0
+        transposed_a, transposed_b = (
+            1 if major == OperandMajorMode.MN else 0 for major in (self.a_major, self.b_major)
+        )
         shape = self.n // 8 << 17 | self.m // 16 << 24
-        return 1 << 4 | kind << 7 | kind << 10 | transposed << 16 | shape
+        return 1 << 4 | kind << 7 | kind << 10 | transposed_a << 15 | transposed_b << 16 | shape
 
 
 @attrs.frozen

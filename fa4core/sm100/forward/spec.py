@@ -38,40 +38,26 @@ class Spec(ForwardSpec):
     Attributes:
         tiles: Query tiles side by side in a CTA, 1 or 2.
         ctas: CTAs that share an MMA, 1 or 2.
-        packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
-        page_rows: Keys that one copy brings out of a page, `gcd(page size, 128)`; 0: no pages.
-        split: Whether keys are split: results are then float32 and of one share each, in a batch
-            entry of its own behind those of the shares before it.
         dynamic: Whether work tiles come from a queue and not from a list known at launch.
     """
 
     tiles: int = 2
     ctas: int = 1
-    packed: int = 1
-    page_rows: int = 0
-    split: bool = False
     dynamic: bool = False
     target: str = attrs.field(default="sm100", kw_only=True)
 
     @property
-    def queries(self) -> int:
-        """Of a tile."""
-        return TILE // self.packed
+    def tile(self) -> int:
+        return TILE
 
     @property
-    def key_rows(self) -> int:
-        """Keys that one copy brings."""
-        return self.page_rows or TILE
+    def block(self) -> int:
+        return TILE
 
     @property
     def k_rows(self) -> int:
         """Keys of K, of which a CTA may hold but a share, that one copy brings."""
         return min(self.key_rows, self.keys)
-
-    @property
-    def rows(self) -> int:
-        """Of a tile that are in use."""
-        return self.queries * self.packed
 
     @property
     def d_v(self) -> int:
