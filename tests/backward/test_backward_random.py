@@ -1,8 +1,8 @@
 """Random variants, problems and layouts from the testing kit, with all their gradients.
 
 Who writes a mask or a score mod writes no backward code: these variants have none. A few by
-default; `HYPOTHESIS_PROFILE=sweep pytest -m sweep tests/backward/test_backward_random.py` runs many,
-each with several seeds of the emulator.
+default; `HYPOTHESIS_PROFILE=sweep pytest -m sweep tests/backward/test_backward_random.py` runs
+many, each with several seeds of the emulator.
 """
 
 from __future__ import annotations
