@@ -22,8 +22,8 @@ from fa4core.backends import (
     announce,
     check,
     choose,
-    choose_backward,
     family_of,
+    gradients_by,
     target_of,
 )
 from fa4core.backward import launch as backward_launch
@@ -263,7 +263,10 @@ def _backward(
     """What computes the gradients of a call; kernels are kept if there is a place."""
     grad_out, grad_lse, q, k, v, out, _ = given
     call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
-    chosen = choose_backward(backend, chosen, call.program, call.problem, deterministic)
+    output_by = chosen
+    chosen, why = gradients_by(backend, chosen, call.program, call.problem, deterministic)
+    if chosen != output_by:
+        announce(chosen, why)
     if chosen == "reference":
         return lambda grad_out, grad_lse, q, k, v, out, lse: tiled_backward(
             call, q, k, v, out, lse, grad_out, grad_lse
