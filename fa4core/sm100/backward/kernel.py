@@ -28,7 +28,6 @@ from fa4core.sm100.begin import Begin, meet_all
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.product import MN_MAJOR, Product, group
 
-
 Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 
 
