@@ -72,7 +72,7 @@ def cases() -> dict[str, Callable[[], object]]:
         ),
         f"causal, {RECORDED}": lambda: attention(learned, k, v, causal, backend="emulator"),
         f"causal, {OPERATOR}": lambda: torch.ops.fa4core.forward(
-            q, k, v, [], *[None] * 7, causal.spec, None, "emulator"
+            q, k, v, [], *[None] * 7, causal.spec, None, "emulator", False
         ),
         "causal, packed": lambda: attention(*packed, causal, layout=layout, backend="emulator"),
         "causal, packed, with LSE": lambda: attention(

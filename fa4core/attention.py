@@ -58,7 +58,7 @@ def attention(
         backend: "auto", "sm100", "sm90", "reference" or "emulator". "auto" takes the kernels of the
             device where there are some and the reference otherwise, and says so on a GPU.
         deterministic: Ask for gradients that are the same bit by bit in every run. The reference's
-            always are.
+            always are; kernels add up in a fixed order then, which takes longer.
 
     Returns:
         The output, as q with d_v, in q's dtype; or a tuple of it, the log-sum-exp if asked for and
@@ -82,9 +82,9 @@ def attention(
             rest = (variant.arguments, layout, variant.spec, scale, backend)
             _, prepared = prepared_once(variant.calls, key, q, k, v, *rest)
     if prepared is None:
-        results = _operator(q, k, v, variant, layout, scale, backend)
+        results = _operator(q, k, v, variant, layout, scale, backend, deterministic)
     elif wants_grad(q, k, v, variant.arguments):
-        options = _options(variant, layout, scale, backend)
+        options = _options(variant, layout, scale, backend, deterministic)
         results = Recorded.apply(prepared, return_row_max, options, q, k, v, *variant.arguments)
     else:
         results = prepared(q, k, v, return_lse, return_row_max)
@@ -102,6 +102,7 @@ def _operator(
     layout: Layout,
     scale: float | None,
     backend: str,
+    deterministic: bool,
 ) -> Results:
     """The call as an operator that torch can see: differentiated, compiled, exported."""
     out, lse, row_max = torch.ops.fa4core.forward(
@@ -109,7 +110,7 @@ def _operator(
         k,
         v,
         variant.arguments,
-        *_options(variant, layout, scale, backend),
+        *_options(variant, layout, scale, backend, deterministic),
     )
     if q.dtype == torch.float32:  # the operator keeps them exact for the backward pass
         lse, row_max = lse.float(), row_max.float()
@@ -117,7 +118,11 @@ def _operator(
 
 
 def _options(
-    variant: Variant | Exported, layout: Layout, scale: float | None, backend: str
+    variant: Variant | Exported,
+    layout: Layout,
+    scale: float | None,
+    backend: str,
+    deterministic: bool,
 ) -> tuple:
     """The operator's arguments after the captured tensors."""
     return (
@@ -131,6 +136,7 @@ def _options(
         variant.spec,
         None if scale is None else float(scale),
         backend,
+        deterministic,
     )
 
 

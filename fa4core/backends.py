@@ -39,6 +39,8 @@ class _Kernels:
         gpu: What it needs, in words.
         targets: What it is compiled for.
         refusal: Why it can't run a program on a problem, or None.
+        backward_refusal: Why it has no backward pass for what it can run, or None; the last
+            argument is whether it must be deterministic.
         automatic: Whether "auto" takes it.
     """
 
@@ -46,6 +48,7 @@ class _Kernels:
     gpu: str
     targets: tuple[str, ...]
     refusal: Callable[[Program, Problem], str | None]
+    backward_refusal: Callable[[Program, Problem, bool], str | None]
     automatic: bool = True
 
 
@@ -55,12 +58,14 @@ KERNELS = {
         "a Blackwell GPU (compute capability 10.0 or 10.3)",
         ("sm100", "sm103"),
         sm100.refusal,
+        sm100.backward_refusal,
     ),
     "sm90": _Kernels(
         "SM90",
         "a Hopper GPU (compute capability 9.0)",
         ("sm90",),
         sm90.refusal,
+        sm90.backward_refusal,
         automatic=False,  # until the whole of tests/sm90 has passed on a GPU
     ),
 }
@@ -82,6 +87,9 @@ def supports(
     problem: Problem,
     backend: str = "auto",
     device: torch.device | str = "cpu",
+    *,
+    gradients: bool = False,
+    deterministic: bool = False,
 ) -> Support:
     """Whether a backend can run a variant on a problem; nothing is computed or compiled.
 
@@ -90,10 +98,15 @@ def supports(
         problem: Sizes; `Problem.from_tensors(q, k, v, layout)` reads them from tensors.
         backend: "auto", "sm100", "sm90", "reference" or "emulator".
         device: Where the tensors are.
+        gradients: Whether it is to compute gradients, too.
+        deterministic: Whether these are to be the same bit by bit in every run.
     """
     try:
         chosen, why = choose(backend, torch.device(device), variant.program, problem)
         check(variant.program, problem, torch.device(device), chosen)
+        if gradients:
+            by, reason = gradients_by(backend, chosen, variant.program, problem, deterministic)
+            why = why if by == chosen else f"{why}; {by} computes gradients: {reason}"
     except (ValueError, IndexError, NotImplementedError) as error:
         return Support(False, str(error))
     return Support(True, f"{chosen}: {why}")
@@ -153,6 +166,27 @@ def _automatic(
     if reason is not None:
         return "reference", f"the {kernels.title} kernels refuse the call: {reason}"
     return backend, f"the tensors are on {device}, a {torch.cuda.get_device_name(device)}"
+
+
+def gradients_by(
+    backend: str, chosen: str, program: Program, problem: Problem, deterministic: bool = False
+) -> tuple[str, str]:
+    """The backend that computes gradients where `chosen` computes the output, and why.
+
+    Raises:
+        NotImplementedError: A backend was named and has no kernels for them; with the reason.
+    """
+    if chosen == "reference":
+        return chosen, "it computes the output"
+    reason = KERNELS[family_of(chosen)].backward_refusal(program, problem, deterministic)
+    if reason is None:
+        return chosen, "it computes the output"
+    if backend != "auto":
+        raise NotImplementedError(
+            f"backend={chosen!r} can't compute these gradients: {reason}; call it under "
+            "torch.no_grad(), or use backend='reference'"
+        )
+    return "reference", f"no kernel computes these gradients: {reason}"
 
 
 def _has_compiler() -> bool:

@@ -11,14 +11,11 @@ raises the version at every in-place change.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import Any
 from weakref import WeakValueDictionary
 
 import attrs
 import torch
-
-if TYPE_CHECKING:
-    from fa4core.prepared import Prepared
 
 MOST = 64  # prepared calls of one variant
 
@@ -30,12 +27,12 @@ class Kept:
     """A prepared call and what it depends on.
 
     Attributes:
-        prepared: The call.
+        prepared: The call: a `Prepared`, or a `PreparedBackward`.
         watched: (tensor, address, version); version -1 where the kernel itself reads the values.
         held: Tensors whose `id` is part of the key: alive, so that no other gets it.
     """
 
-    prepared: Prepared
+    prepared: Any
     watched: tuple[tuple[Tensor, int, int], ...]
     held: tuple[Tensor, ...]
 
@@ -55,8 +52,8 @@ class Calls(OrderedDict[tuple, Kept]):
 
     arguments: tuple[Tensor, ...]
 
-    def find(self, key: tuple) -> Prepared | None:
-        """The call that was kept under a key, if it still holds."""
+    def find(self, key: tuple) -> Any:
+        """The call that was kept under a key, if it still holds; else None."""
         kept = self.get(key)
         return kept.prepared if kept is not None and kept.is_current() else None
 

@@ -17,7 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa4core.backends import KERNELS, announce, check, choose, family_of, target_of
+from fa4core.backends import (
+    KERNELS,
+    announce,
+    check,
+    choose,
+    family_of,
+    gradients_by,
+    target_of,
+)
+from fa4core.backward import launch as backward_launch
+from fa4core.backward.prepared import PreparedBackward
+from fa4core.backward.prepared import prepare as prepare_backward
 from fa4core.compile.kernel import Kernel
 from fa4core.kept import Calls, known_calls
 from fa4core.places import Place, in_emulator, on_device
@@ -27,11 +38,13 @@ from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
 from fa4core.prepared import Prepared, Results, kernel_of, prepare
 from fa4core.program import Program
-from fa4core.recall import PADDED, can_be_kept, kept, key_of
+from fa4core.recall import PADDED, backward_key_of, can_be_kept, kept, key_of
+from fa4core.reference.backward import Gradients
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
 from fa4core.sm90.forward import launch as sm90
+from fa4core.sm100.backward import launch as sm100_backward
 from fa4core.sm100.forward import launch as sm100
 from fa4core.variant import Variant
 from primitives.expr import Capture
@@ -73,16 +86,21 @@ def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: 
 
 #: The kernels of a backend.
 SKELETONS = {"sm100": sm100.FORWARD, "sm90": sm90.FORWARD}
+BACKWARD: dict[str, backward_launch.Skeleton] = {"sm100": sm100_backward.BACKWARD}
 
 
 def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
     """A call of a backend that has kernels, ready to run."""
-    family = family_of(chosen)
+    return prepare(SKELETONS[family_of(chosen)], call, q, k, v, place_of(chosen, q.device))
+
+
+def place_of(chosen: str, device: torch.device) -> Place:
+    """Where a backend that has kernels runs them."""
     if chosen == "emulator":
-        return prepare(SKELETONS[family], call, q, k, v, in_emulator(family))
-    target = target_of(q.device)
+        return in_emulator(family_of(chosen))
+    target = target_of(device)
     assert target is not None  # `choose` has seen to it
-    return prepare(SKELETONS[family], call, q, k, v, on_device(target, q.device))
+    return on_device(target, device)
 
 
 def prepared_once(
@@ -153,10 +171,12 @@ def forward(
     spec: str,
     scale: float | None,
     backend: str,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, log-sum-exp and row maximum; see `fa4core.attention` for shapes.
 
-    The statistics are float64 for float32 inputs: the backward pass needs them so exactly.
+    The statistics are float64 for float32 inputs: the backward pass needs them so exactly. Whether
+    gradients are to be deterministic matters to the backward pass only, which gets all arguments.
     """
     given = (
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
@@ -206,26 +226,57 @@ def backward(
     spec: str,
     scale: float | None,
     backend: str,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients of q, k, v and of the captured tensors that `differentiated` names."""
     layout = Layout(
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, max_seqlen_q, max_seqlen_k
     )
-    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
-    if chosen != "reference":
-        lacks = f"backend={chosen!r} has no backward kernels yet"
-        if backend != "auto":
-            raise NotImplementedError(
-                f"{lacks}; call it under torch.no_grad(), or use backend='reference'"
-            )
-        announce("reference", f"{lacks}, so the backward pass runs on it")
-    result = tiled_backward(call, q, k, v, out, lse, grad_out, grad_lse)
+    calls = known_calls(spec, captured)
+    key = key_of(q, k, v, layout, scale, backend)
+    key = backward_key_of(key, grad_out, grad_lse, out, deterministic)
+    run = None if calls is None or key is None else calls.find(key)
+    given = grad_out, grad_lse, q, k, v, out, lse
+    if run is None:
+        rest = captured, layout, spec, scale, backend, deterministic
+        run = _backward(calls, key, given, *rest)
+    result = run(*given)
     of_captured = []
     for slot in differentiated(spec):
         tensor = captured[slot]  # in two slots it is one capture: its gradient goes to the first
         gradient = result.captured.pop(Capture(tensor), None)
         of_captured.append(tensor.new_zeros(tensor.shape) if gradient is None else gradient)
     return result.q, result.k, result.v, of_captured
+
+
+def _backward(
+    calls: Calls | None,
+    key: tuple | None,
+    given: tuple,
+    captured: list[Tensor],
+    layout: Layout,
+    spec: str,
+    scale: float | None,
+    backend: str,
+    deterministic: bool,
+) -> Callable[..., Gradients]:
+    """What computes the gradients of a call; kernels are kept if there is a place."""
+    grad_out, grad_lse, q, k, v, out, _ = given
+    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
+    output_by = chosen
+    chosen, why = gradients_by(backend, chosen, call.program, call.problem, deterministic)
+    if chosen != output_by:
+        announce(chosen, why)
+    if chosen == "reference":
+        return lambda grad_out, grad_lse, q, k, v, out, lse: tiled_backward(
+            call, q, k, v, out, lse, grad_out, grad_lse
+        )
+    skeleton, place = BACKWARD[family_of(chosen)], place_of(chosen, q.device)
+    tensors = grad_out, grad_lse, q, k, v, out
+    run: PreparedBackward = prepare_backward(skeleton, call, *tensors, place, deterministic)
+    if calls is not None and key is not None and can_be_kept(layout, captured):
+        calls.keep(key, kept(run, call, layout, q.device))
+    return run
 
 
 @torch.library.register_fake("fa4core::backward")
@@ -254,7 +305,7 @@ def differentiated(spec: str) -> list[int]:
     return [slot for slot, capture in enumerate(program.captures) if capture in wanted]
 
 
-_INPUTS = 14  # of the forward operator
+_INPUTS = 15  # of the forward operator
 
 
 def save(ctx: Any, inputs: tuple, output: Results) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 import torch
 
-if TYPE_CHECKING:
-    from fa4core.prepared import Prepared
+
+class Planned(Protocol):
+    """A prepared call of either pass."""
+
+    @property
+    def rest(self) -> tuple:
+        """What must live as long as a launch may read it."""
+        ...
 
 
 @attrs.frozen
@@ -33,7 +39,7 @@ class Place:
     emulated: bool
     launcher: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     converted: Callable[[Any], Any] = lambda argument: argument
-    follow: Callable[[Prepared], None] = lambda prepared: None
+    follow: Callable[[Planned], None] = lambda prepared: None
 
 
 def in_emulator(target: str) -> Place:
@@ -72,7 +78,7 @@ def on_device(target: str, device: torch.device) -> Place:
             "captured; make the same call once before the capture"
         )
 
-    def follow(prepared: Prepared) -> None:
+    def follow(prepared: Planned) -> None:
         torch.cuda.synchronize(device)
         _dropped[device].clear()
         end = weakref.finalize(prepared, _dropped[device].append, prepared.rest)

@@ -91,8 +91,7 @@ class Prepared:
         self, q: Tensor, k: Tensor, v: Tensor, with_lse: bool = True, with_max: bool = True
     ) -> Results:
         """Output, LSE and row maximum; None for what is not wanted, which costs no memory."""
-        if q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            _in_graphs.append(self)
+        keep_for_graphs(self, q.device)
         out = new(self.out)
         lse = new(self.rows) if with_lse else None
         row_max = new(self.rows) if with_max else None
@@ -117,7 +116,13 @@ class Prepared:
         return out, lse, row_max
 
 
-_in_graphs: list[Prepared] = []  # a graph may be replayed for ever, and reads their tables
+def keep_for_graphs(prepared: Any, device: torch.device) -> None:
+    """A graph that is captured now may be replayed for ever, and reads a prepared call's tables."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _in_graphs.append(prepared)
+
+
+_in_graphs: list[Any] = []
 
 
 def prepare(
@@ -148,17 +153,17 @@ def prepare(
         assert place.launcher is not None
         batched = ((1, *s) if q.dim() == 3 else s for s in (out_shape, rows_shape))
         spaces = skeleton.workspaces(call, kernel.spec, *batched)
-        rest = tuple(place.converted(_moved(r, q.device)) for r in rest)
+        rest = tuple(place.converted(moved(r, q.device)) for r in rest)
         launch = place.launcher(obtain(kernel).function)
         lean = _lean(skeleton, kernel, place)
-    shown = _shown(q, queries=True), _shown(k, queries=False), _shown(v, queries=False)
-    fill = launch is None or not _covered(call.problem, q)
+    forms = shown(q, queries=True), shown(k, queries=False), shown(v, queries=False)
+    fill = launch is None or not covered(call.problem.seqlens_q, q)
     prepared = Prepared(
         launch,
-        None if shown == (None,) * 3 else shown,
-        _without_memory(out_shape, q.dtype, q.device),
-        _without_memory(rows_shape, torch.float32, q.device),
-        tuple(_without_memory(s, torch.float32, q.device) for s in spaces),
+        None if forms == (None,) * 3 else forms,
+        without_memory(out_shape, q.dtype, q.device),
+        without_memory(rows_shape, torch.float32, q.device),
+        tuple(without_memory(s, torch.float32, q.device) for s in spaces),
         fill,
         rest,
         tuple(place.converted(rows) for rows in _unread(rows_shape, q.device)),
@@ -184,7 +189,7 @@ def _lean(
     return launch
 
 
-def _without_memory(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+def without_memory(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A contiguous tensor to make others like it."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
@@ -233,21 +238,21 @@ def _types(problem: Problem, spaces: tuple[Shape, ...], rest: tuple) -> tuple:
     return tuple(map(type_of, (*like, *rest)))
 
 
-def _moved(argument: Any, device: torch.device) -> Any:
+def moved(argument: Any, device: torch.device) -> Any:
     if isinstance(argument, Tensor):
         return argument.to(device)
     if isinstance(argument, tuple):
-        return tuple(_moved(a, device) for a in argument)
+        return tuple(moved(a, device) for a in argument)
     return argument
 
 
-def _covered(problem: Problem, q: Tensor) -> bool:
-    """Whether every row of the result belongs to a sequence, so that the kernel writes it."""
-    rows = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
-    return sum(problem.seqlens_q) == rows
+def covered(lengths: tuple[int, ...], tensor: Tensor) -> bool:
+    """Whether every row of a tensor belongs to a sequence, so that a kernel writes its result."""
+    rows = tensor.shape[0] if tensor.dim() == 3 else tensor.shape[0] * tensor.shape[1]
+    return sum(lengths) == rows
 
 
-def _shown(tensor: Tensor, queries: bool) -> Callable[[Tensor], Tensor] | None:
+def shown(tensor: Tensor, queries: bool) -> Callable[[Tensor], Tensor] | None:
     """How the kernel takes a tensor: with a stride that TMA takes in each dimension.
 
     A dimension of extent 1 may have any stride in torch, and nothing depends on it; one that is

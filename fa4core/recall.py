@@ -18,7 +18,6 @@ from torch.nn import Parameter
 from fa4core.backends import backend_of
 from fa4core.compile.aot import Exported
 from fa4core.kept import Kept
-from fa4core.prepared import Prepared
 from fa4core.reference.tiled import Call
 from fa4core.variant import Variant
 from primitives.expr import captures
@@ -66,6 +65,22 @@ def key_of(
     )  # fmt: skip
 
 
+def backward_key_of(
+    key: tuple | None,
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    out: Tensor,
+    deterministic: bool,
+) -> tuple | None:
+    """What a prepared backward pass is found by, besides the key of its forward pass."""
+    if key is None:
+        return None
+    return (
+        key, grad_out.stride(), out.stride(), (grad_out.data_ptr() | out.data_ptr()) % 16,
+        grad_lse is None, deterministic,
+    )  # fmt: skip
+
+
 def _emulated() -> tuple[str, int] | None:
     """Target and SMs of the open session; calls are planned for them."""
     session = _session_module().current_session()
@@ -98,13 +113,12 @@ def can_be_kept(layout: Layout, captured: list[Tensor]) -> bool:
     return all(type(t) in _PLAIN and not t.is_inference() for t in tensors)
 
 
-def kept(prepared: Prepared, call: Call, layout: Layout, device: torch.device) -> Kept:
+def kept(prepared: Any, call: Call, layout: Layout, device: torch.device) -> Kept:
     """A prepared call with the tensors that it depends on, as they are now."""
     held = tuple({id(t): t for t in layout.tensors.values()}.values())  # each once
-    graph = call.program.graph
-    on_host = set(captures(graph.mask))  # the tile map was made from their values
+    on_host = set(captures(call.program.graph.mask))  # the tile map was made from their values
     found = [(tensor, tensor.data_ptr(), tensor._version) for tensor in held]
-    for capture in graph.captures:
+    for capture in call.program.captures:
         tensor = capture.tensor
         assert tensor is not None
         read_in_place = (

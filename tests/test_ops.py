@@ -42,7 +42,7 @@ def operator_arguments(variant, tensors, layout=None):
     layout = layout or sequence.fixed()
     places = [getattr(layout, n) for n in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q")]
     places += [layout.seqused_k, layout.page_table, layout.max_seqlen_q, layout.max_seqlen_k]
-    return (*tensors, variant.arguments, *places, variant.spec, None, "reference")
+    return (*tensors, variant.arguments, *places, variant.spec, None, "reference", False)
 
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16])

@@ -6,7 +6,9 @@ import attrs
 import torch
 
 from fa4core.program import Program
-from primitives.expr import Capture, Node, algebra, captures, dump, parse
+from primitives.expr import Capture, Node, algebra, captures, dump, parse, substitute
+
+_OF_PAIRS = frozenset({"q", "k", "score"})
 
 
 @attrs.frozen(eq=False)
@@ -48,6 +50,21 @@ class Rule:
         """The captured tensors that receive a gradient, in the order of the kernel's arguments."""
         wanted = {element.attr for element, _ in self.elements}
         return tuple(c for c in self.captures if c in wanted)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether gradients of the score mod's values are those of scores, and nothing else."""
+        return self.by_score is algebra.const(1.0) and not self.elements
+
+    @property
+    def moving(self) -> frozenset[Capture]:
+        """Captured tensors with a gradient at indices that differ between the pairs of a head."""
+        return frozenset(e.attr for e, _ in self.elements if e.free & _OF_PAIRS)
+
+    def exchanged(self, replace: dict[Node, Node]) -> Rule:
+        """The rule with nodes in place of others."""
+        mask, score, by_score, *rest = substitute(self.roots, replace)
+        return Rule(mask, score, by_score, tuple(zip(rest[::2], rest[1::2], strict=True)))
 
     def dump(self) -> str:
         return dump(self.roots)

@@ -14,15 +14,24 @@ class BackwardSpec(KernelSpec):
     Attributes:
         graph: Mask, score mod and its derivatives (`Rule.dump`).
         deterministic: Whether shares of dQ are added in a fixed order.
-        ctas: CTAs that share a work tile, each with a key tile of its own.
+        ctas: CTAs that share a work tile, each with key tiles of its own.
     """
 
     deterministic: bool = attrs.field(default=False, kw_only=True)
     ctas: int = attrs.field(default=1, kw_only=True)
 
     title = "backward"
-    tiles = 1  # key tiles of a CTA
     dynamic = False  # whether work tiles come from a queue
+
+    @property
+    def tiles(self) -> int:
+        """Key tiles of a CTA, side by side."""
+        return 1
+
+    @property
+    def side(self) -> int:
+        """Key tiles of a work tile."""
+        return self.tiles * self.ctas
 
     @property
     def queries(self) -> int:

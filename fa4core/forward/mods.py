@@ -9,7 +9,7 @@ inside; on PARTIAL tiles, the index of every captured tensor is clamped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cutlass
@@ -23,31 +23,45 @@ from fa4core.lowering.predicate import BITS, Predicate
 from fa4core.lowering.words import leaves, per_element
 from fa4core.pipeline.effects import Fixed
 from fa4core.reference.exp2 import emulated
-from primitives.expr import Node, algebra, captures, parse, walk
+from primitives.expr import Capture, Node, algebra, captures, parse, walk
 
 NEVER = -math.inf
 UNROLLED = 10  # instructions for an element, roughly, that may be unrolled over a row
 
+Column = Callable[[int], int]
 
-class Mods(Fixed):
-    """Mask, score mod and sink with their captured tensors.
+
+def in_order(i: int) -> int:
+    """The places of elements that lie one behind the other."""
+    return i
+
+
+def at_most(index: Any, last: Any) -> cutlass.Int32:
+    """An index of a row, inside."""
+    return select(index <= last, index, last, "int")
+
+
+class Elements(Fixed):
+    """A mask and a score mod, on elements of which a thread has a row.
 
     Attributes:
-        live: The mask, and that the key is inside.
+        live: Which elements count: the mask, and that the element is inside the problem.
+        score: The score mod.
+        captured: The tensor of each capture.
         fraction: Share of the elements whose transcendental functions are computed on FMA units.
         plain: Whether scores go unmodified, so that scaling can wait until the exponential.
-        has_sink: Whether there is one more logit.
     """
 
-    def __init__(self, spec: ForwardSpec, captured: tuple[cute.Tensor, ...]):
-        self.mask, self.score, self.sink = parse(spec.graph)
-        slots = captures(self.mask, self.score, self.sink)
-        self.captured = dict(zip(slots, captured, strict=True))
-        inside = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
-        self.live = algebra.logical_and(self.mask, inside)
-        self.fraction = spec.exp.fraction
-        self.plain = self.score is algebra.var("score") and not spec.negative_scale
-        self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
+    def __init__(
+        self,
+        live: Node,
+        score: Node,
+        captured: dict[Capture, cute.Tensor],
+        fraction: float,
+        plain: bool,
+    ):
+        self.live, self.score, self.captured = live, score, captured
+        self.fraction, self.plain = fraction, plain
 
     def nothing_to_do(self, partial: bool) -> bool:
         """Whether scores stay as they are."""
@@ -56,7 +70,72 @@ class Mods(Fixed):
     def long(self, partial: bool) -> bool:
         """Whether the code for one element is so long that it should not be there 128 times."""
         roots = [self.score, *leaves(self.live)] if partial else [self.score]
-        return sum(map(_length, walk(*roots))) > UNROLLED
+        return sum(map(length, walk(*roots))) > UNROLLED
+
+    def modify(
+        self,
+        scores: cute.Tensor,
+        scope: Scope,
+        first: Any,
+        partial: bool,
+        scale: Any,
+        column: Column,
+    ) -> None:
+        """Modify (and on partial tiles mask) some scores of a row, in place.
+
+        Args:
+            scores: Raw products q . k.
+            scope: Of the row.
+            first: Index of the first element.
+            partial: Whether the tile is PARTIAL; else every pair inside is attended to.
+            scale: Factor on q . k.
+            column: Place of the i-th score behind `first`, ascending.
+        """
+        if not self.plain:
+            scope.hoist([self.score])
+        for i, at, holds in self.each(scores, scope, first, partial, column):
+            value = scores[i]
+            if not self.plain:
+                value = as_float(
+                    self.element(scope, first + at, value * scale, i).value(self.score)
+                )
+            scores[i] = value if holds is None else select(holds, value, NEVER, "float")
+
+    def each(
+        self, scores: cute.Tensor, scope: Scope, first: Any, partial: bool, column: Column
+    ) -> Iterator[tuple[int, int, Any]]:
+        """Number and place of every element, and whether it counts; None where all do."""
+        start, live = -BITS, None
+        for i in range(cute.size(scores)):
+            at = column(i)
+            if at >= start + BITS and partial:
+                start = at // BITS * BITS
+                live = Predicate(self.live, scope, first + start)
+            yield i, at, live and live.at(at - start, scope.element(first + at))
+
+    def element(self, scope: Scope, k: Any, score: Any, i: int) -> Scope:
+        """The scope of a row's i-th element, with its scaled score."""
+        unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
+        return scope.element(k, score, unit)
+
+
+class Mods(Elements):
+    """Mask, score mod and sink of the forward pass: a row is a query, its elements are keys.
+
+    Attributes:
+        has_sink: Whether there is one more logit.
+        split: Whether a work tile has but a share of its keys.
+    """
+
+    def __init__(self, spec: ForwardSpec, captured: tuple[cute.Tensor, ...]):
+        mask, score, self.sink = parse(spec.graph)
+        slots = dict(zip(captures(mask, score, self.sink), captured, strict=True))
+        inside = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
+        plain = score is algebra.var("score") and not spec.negative_scale
+        live = algebra.logical_and(mask, inside)
+        super().__init__(live, score, slots, spec.exp.fraction, plain)
+        self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
+        self.split = spec.split
 
     def apply(
         self,
@@ -66,54 +145,28 @@ class Mods(Fixed):
         first: Any,
         partial: bool,
         scale: Any,
-        column: Callable[[int], int] = lambda i: i,
+        column: Column = in_order,
     ) -> None:
-        """Modify (and on partial tiles mask) some scores of a row, in place.
-
-        Args:
-            scores: Raw products q . k.
-            item: The work tile.
-            row: Its query and head.
-            first: Index of the first key.
-            partial: Whether the tile is PARTIAL; else every pair inside is attended to.
-            scale: Factor on q . k.
-            column: Place of the i-th score behind `first`.
-        """
-        scope = self._row(item, row, partial)
-        if not self.plain:
-            scope.hoist([self.score])
-        start = -BITS
-        for i in range(cute.size(scores)):
-            at = column(i)
-            if at >= start + BITS:
-                start = at // BITS * BITS
-                live = Predicate(self.live, scope, first + start)
-            value = scores[i] if self.plain else scores[i] * scale
-            if not self.plain:
-                unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
-                value = as_float(scope.element(first + at, value, unit).value(self.score))
-            if partial:
-                holds = live.at(at - start, scope.element(first + at))
-                value = select(holds, value, NEVER, "float")
-            scores[i] = value
+        """See `modify`; `item` is the work tile, `row` its query and head, `first` a key."""
+        self.modify(scores, self._row(item, row, partial), first, partial, scale, column)
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
-        """The sink's logit of a row, natural units."""
-        return as_float(self._row(item, row, guarded=True).value(self.sink))
+        """The sink's logit of a row, natural units; the first share of its keys has it, for all."""
+        logit = as_float(self._row(item, row, guarded=True).value(self.sink))
+        return select(item.share == 0, logit, NEVER, "float") if self.split else logit
 
     def _row(self, item: Any, row: Row, guarded: bool) -> Scope:
-        last = item.seqlen_q - 1
         variables = {
             "b": item.b,
             "h": row.head,
-            "q": select(row.query < item.seqlen_q, row.query, last, "int"),
+            "q": at_most(row.query, item.seqlen_q - 1),
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }
         return Scope(variables, self.captured, guarded)
 
 
-def _length(node: Node) -> int:
+def length(node: Node) -> int:
     """Instructions of a node for one element, roughly."""
     if not per_element(node) or node.op in ("var", "const"):
         return 0

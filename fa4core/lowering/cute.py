@@ -112,7 +112,14 @@ def select(condition: Value, a: Value, b: Value, kind: str) -> Value:
     return cast(cutlass.select_(condition, cast(a), cast(b)))
 
 
-def _gather(tensor: cute.Tensor, node: Node, indices: list[Value], guarded: bool) -> Value:
+def place_in(tensor: cute.Tensor, indices: Sequence[Value], guarded: bool) -> tuple[Value, ...]:
+    """Where indices, of which negative ones count from the end, point; a scalar has one element.
+
+    Args:
+        tensor: In global memory.
+        indices: As in the graph.
+        guarded: See `Scope`.
+    """
     place = []
     for axis, index in enumerate(indices):
         size = as_int(tensor.shape[axis])
@@ -122,7 +129,11 @@ def _gather(tensor: cute.Tensor, node: Node, indices: list[Value], guarded: bool
             at = select(at < 0, 0, at, "int")
             at = select(at < size, at, size - 1, "int")
         place.append(at)
-    value = tensor[tuple(place)] if place else tensor[0]
+    return tuple(place) or (0,)
+
+
+def _gather(tensor: cute.Tensor, node: Node, indices: list[Value], guarded: bool) -> Value:
+    value = tensor[place_in(tensor, indices, guarded)]
     if node.kind == "bool":
         return as_int(value) != 0
     return as_float(value) if node.kind == "float" else as_int(value)

@@ -51,7 +51,7 @@ def side_by_side(
     first_row: np.ndarray,
     columns: np.ndarray,
     ragged: np.ndarray,
-    cut: np.ndarray,
+    cut: np.ndarray | None,
     side: int,
 ) -> tuple[np.ndarray, Runs]:
     """Rows in groups of `side`: the runs that any of them visits, see `TileMap.side_by_side`.
@@ -60,7 +60,8 @@ def side_by_side(
         runs: Of all stored maps; those of map `g` begin at row `first_row[g]`.
         columns: Of each map.
         ragged: Whether the last column of each map is cut short.
-        cut: Whether the last row of each map is, and nothing in it may be FULL.
+        cut: Whether the last row of each map is. Nothing is FULL then in it, nor in the rows that
+            fill up a group. None: rows don't matter.
         side: Rows of a group.
 
     Returns:
@@ -95,20 +96,21 @@ def side_by_side(
     of = of_group[group]
     there = rows[of] - (group - first[of]) * side  # rows of the group that exist
     short = ragged[of] & (start == columns[of] - 1)
-    packed = _packed(kinds, there, short, cut[of], side)
+    packed = _packed(kinds, there, short, None if cut is None else cut[of], side)
     return first, assemble(group, start, end, packed, int(first[-1]), np.int32)
 
 
 def _packed(
-    kinds: np.ndarray, there: np.ndarray, short: np.ndarray, cut: np.ndarray, side: int
+    kinds: np.ndarray, there: np.ndarray, short: np.ndarray, cut: np.ndarray | None, side: int
 ) -> np.ndarray:
-    """Kinds of columns that are visited: rows that don't need one have a false mask there, rows
-    that don't exist need none, and nothing is FULL where the column or the row is cut short."""
+    """Kinds of columns that are visited: rows that don't need one have a false mask there, and
+    nothing is FULL where the column is cut short. Rows that don't exist need no mask, unless rows
+    may be cut short."""
     packed = np.zeros_like(kinds)
     for t in range(side):
         kind = kinds >> 2 * t & 3
         kind = np.where(kind == EMPTY, np.where(t < there, PARTIAL, FULL), kind)
-        outside = short | (cut & (t == there - 1))
+        outside = short if cut is None else short | (cut & (t == there - 1)) | (t >= there)
         packed |= np.where(outside & (kind == FULL), PARTIAL, kind) << 2 * t
     return packed
 

@@ -135,7 +135,8 @@ class TileMap:
 
         Args:
             side: Query tiles of a group.
-            cut_rows: Whether a last query tile that the sequence ends inside is never FULL, either.
+            cut_rows: Whether a last query tile that the sequence ends inside is never FULL, either,
+                nor query tiles behind it.
 
         Returns:
             The first row of every batch entry and head, (batch, heads), and the runs of all rows,
@@ -143,11 +144,12 @@ class TileMap:
             query tile `t`. Heads and batch entries with the same map share rows.
         """
         maps = len(self._first_row) - 1
-        columns, ragged, cut = np.zeros(maps, np.int64), np.zeros(maps, bool), np.zeros(maps, bool)
+        columns, ragged = np.zeros(maps, np.int64), np.zeros(maps, bool)
         lengths = np.asarray(self.seqlens_k, np.int64)
         columns[self._group] = -(-lengths // self.tile_k)[:, None]
         ragged[self._group] = (lengths % self.tile_k != 0)[:, None]
-        if cut_rows:
+        cut = np.zeros(maps, bool) if cut_rows else None
+        if cut is not None:
             cut[self._group] = (np.asarray(self.seqlens_q) % self.tile_q != 0)[:, None]
         first, runs = side_by_side(self._runs, self._first_row, columns, ragged, cut, side)
         return first[self._group], runs

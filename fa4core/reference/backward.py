@@ -73,15 +73,59 @@ def backward(
     )
     for item in items:
         pass_.keys(item)
-    if call.program.sink_gradient.captured:
-        for item in all_queries(call.problem, q.device):
-            pass_.sinks(item)
+    by_sink = sinks(call, out, lse, grad_out, grad_lse)
     return Gradients(
         (pass_.grad_q * call.scale).to(q.dtype),
         (pass_.grad_k * call.scale).to(k.dtype),
         pass_.grad_v.to(v.dtype),
-        {c: g.to(c.dtype) for c, g in pass_.captured.items()},
+        joined(pass_.captured, by_sink),
     )
+
+
+def joined(*parts: dict[Capture, Tensor]) -> dict[Capture, Tensor]:
+    """Sums of gradients of captured tensors, each in its tensor's dtype and on its device."""
+    total: dict[Capture, Tensor] = {}
+    for capture, gradient in (pair for part in parts for pair in part.items()):
+        total[capture] = total[capture] + gradient if capture in total else gradient
+    return {c: g.to(c.tensor) for c, g in total.items() if c.tensor is not None}
+
+
+def sinks(
+    call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> dict[Capture, Tensor]:
+    """Gradients of what sinks capture, as far as they come from sinks; see `backward`.
+
+    A sink has no query or key of its own: its weight follows from the LSE, and what it is given
+    from the row's sum of dO * O, so that kernels have no part in it.
+    """
+    rule, real = call.program.sink_gradient, call.accumulator
+    captured = {c: _accumulator(c, real) for c, _, _ in rule.captured}
+    if not captured:
+        return captured
+    of_q, _ = storages(call.problem, call.layout, out.device)
+    base, delta = statistics(call, out, lse, grad_out, grad_lse)
+    for item in all_queries(call.problem, out.device):
+        logits = sink(call, item)[..., None]
+        p = torch.exp2(logits * LOG2E - of_q.read(base, item.b, item.h, item.rows))
+        variables = indices(item, item.rows, item.rows[:1])
+        _, *entries = evaluate(_nodes(rule), variables, dtype=real)
+        share = -p * of_q.read(delta, item.b, item.h, item.rows)
+        _add_captured(captured, rule, entries, share, logits == NEVER)
+    return captured
+
+
+def statistics(
+    call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(..., seqlen_q, heads_q, 1): LSE, log2 domain, 0 for rows with nothing to attend to; and
+    delta, rowsum(dO * O) - dLSE, 0 for them, whatever the gradient of an infinite LSE is."""
+    real = call.accumulator
+    delta = (grad_out.to(real) * out.to(real)).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta - grad_lse.to(real).transpose(-1, -2)[..., None]
+    rows = lse.to(real).transpose(-1, -2)[..., None] * LOG2E
+    nothing = rows == NEVER
+    return torch.where(nothing, 0.0, rows), torch.where(nothing, 0.0, delta)
 
 
 @attrs.frozen(eq=False)
@@ -89,8 +133,7 @@ class _Pass:
     """The pass's inputs, and gradients so far (dQ and dK without the scale).
 
     Attributes:
-        lse: (..., seqlen_q, heads_q, 1), log2 domain, 0 for rows with nothing to attend to.
-        delta: Likewise: rowsum(dO * O) - dLSE.
+        lse: See `statistics`; likewise `delta`.
     """
 
     call: Call
@@ -120,11 +163,7 @@ class _Pass:
         grad_lse: Tensor | None,
     ) -> _Pass:
         real = call.accumulator
-        delta = (grad_out.to(real) * out.to(real)).sum(-1, keepdim=True)
-        if grad_lse is not None:
-            delta = delta - grad_lse.to(real).transpose(-1, -2)[..., None]
-        rows = lse.to(real).transpose(-1, -2)[..., None] * LOG2E
-        derivatives = call.program.score_gradient.captured + call.program.sink_gradient.captured
+        base, delta = statistics(call, out, lse, grad_out, grad_lse)
         of_q, of_k = storages(call.problem, call.layout, q.device)
         return cls(
             call,
@@ -134,12 +173,12 @@ class _Pass:
             k,
             v,
             grad_out,
-            lse=torch.where(rows == NEVER, 0.0, rows),
+            lse=base,
             delta=delta,
             grad_q=torch.zeros(q.shape, dtype=real, device=q.device),
             grad_k=torch.zeros(k.shape, dtype=real, device=k.device),
             grad_v=torch.zeros(v.shape, dtype=real, device=v.device),
-            captured={c: _accumulator(c, real) for c, _, _ in derivatives},
+            captured={c: _accumulator(c, real) for c, _, _ in call.program.score_gradient.captured},
         )
 
     def keys(self, item: Work) -> None:
@@ -175,29 +214,23 @@ class _Pass:
             dead = s.values == NEVER
             by_score, *entries = s.wanted
             grad_s = (grad_value * by_score).masked_fill_(dead, 0.0)
-            self._add_captured(rule, entries, grad_value, dead)
+            _add_captured(self.captured, rule, entries, grad_value, dead)
         dtype = self.call.problem.dtype
         return p.to(dtype).to(real), grad_s.to(dtype).to(real)
 
-    def sinks(self, item: Work) -> None:
-        """Gradients of what sinks capture, over all queries."""
-        rule = self.call.program.sink_gradient
-        lse = self.of_q.read(self.lse, item.b, item.h, item.rows)
-        delta = self.of_q.read(self.delta, item.b, item.h, item.rows)
-        logits = sink(self.call, item)[..., None]
-        p = torch.exp2(logits * LOG2E - lse)
-        variables = indices(item, item.rows, item.rows[:1])
-        _, *entries = evaluate(_nodes(rule), variables, dtype=self.call.accumulator)
-        self._add_captured(rule, entries, -p * delta, logits == NEVER)
 
-    def _add_captured(
-        self, rule: Derivative, entries: list[Tensor], gradient: Tensor, dead: Tensor
-    ) -> None:
-        values = iter(entries)
-        for capture, indices_, _ in rule.captured:
-            where = [next(values) for _ in indices_]
-            share = (gradient * next(values)).masked_fill_(dead, 0.0)
-            scatter_add(self.captured[capture], where, share)
+def _add_captured(
+    captured: dict[Capture, Tensor],
+    rule: Derivative,
+    entries: list[Tensor],
+    gradient: Tensor,
+    dead: Tensor,
+) -> None:
+    values = iter(entries)
+    for capture, indices_, _ in rule.captured:
+        where = [next(values) for _ in indices_]
+        share = (gradient * next(values)).masked_fill_(dead, 0.0)
+        scatter_add(captured[capture], where, share)
 
 
 def _nodes(rule: Derivative) -> list[Node]:

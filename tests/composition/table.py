@@ -2,7 +2,7 @@
 
     python tests/composition/table.py > docs/composition.md
 
-About 600 kernels: half an hour on two cores when nothing is in the disk cache.
+Half an hour on two cores when nothing is in the disk cache: most cells have kernels of their own.
 """
 
 from __future__ import annotations

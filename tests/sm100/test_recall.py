@@ -201,7 +201,7 @@ def test_gradients_of_a_recorded_call_are_the_operators(packed):
     check(variant, tensors, layout)
     (prepared,) = (call.prepared for call in variant.calls.values())
     fields = (None,) * 7 if layout is None else tuple(vars(layout)[n] for n in LAYOUT)
-    options = (*fields, variant.spec, None, "reference")
+    options = (*fields, variant.spec, None, "reference", False)
     out, lse, row_max = Recorded.apply(prepared, False, options, *tensors, *variant.arguments)
     assert row_max is None
     found = torch.autograd.grad(out.float().sin().sum() + lse.sin().sum(), wanted)

@@ -1,0 +1,159 @@
+"""A variant's mask and score mod in the backward kernels, and their derivatives.
+
+A thread has a key, and its elements are queries: rows and elements have changed places, so the
+graph's variables `q` and `k` do, too, and all else is the forward's. No code for mods runs on FULL
+tiles of a variant without a score mod. Where a pair is not attended to, whatever mods or their
+derivatives make of it has no effect, and no captured tensor is read or added to outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import cute
+
+from fa4core.backward.rule import Rule
+from fa4core.backward.spec import BackwardSpec
+from fa4core.forward.mods import Column, Elements, at_most, in_order
+from fa4core.lowering.cute import Scope, as_float, place_in, select
+from fa4core.lowering.words import per_element
+from primitives.expr import Node, algebra
+
+Q, K = algebra.var("q"), algebra.var("k")
+
+
+class GradMods(Elements):
+    """Mask, score mod and derivatives with the captured tensors and their gradients.
+
+    Attributes:
+        by_score: d value / d score.
+        elements: For each element of a captured tensor with a gradient: indices, the tensor to add
+            to, of which deterministic kernels have one for each warp, and d value / d element.
+        simple: Whether `differentiate` does nothing.
+    """
+
+    def __init__(
+        self,
+        spec: BackwardSpec,
+        captured: tuple[cute.Tensor, ...],
+        grad_captured: tuple[cute.Tensor, ...],
+    ):
+        rule = Rule.parse(spec.graph)
+        slots = dict(zip(rule.captures, captured, strict=True))
+        if spec.deterministic:
+            grad_captured = tuple(of_warp(to) for to in grad_captured)
+        receivers = dict(zip(rule.receivers, grad_captured, strict=True))
+        rule = rule.exchanged({Q: K, K: Q})
+        inside = algebra.logical_and(
+            algebra.less(K, algebra.var("seqlen_q")), algebra.less(Q, algebra.var("seqlen_k"))
+        )
+        live, plain = algebra.logical_and(rule.mask, inside), rule.score is algebra.var("score")
+        plain = plain and not spec.negative_scale
+        super().__init__(live, rule.score, slots, spec.exp.fraction, plain)
+        self.by_score = rule.by_score
+        self.elements = [(node.args, receivers[node.attr], by) for node, by in rule.elements]
+        self.simple = rule.is_identity
+
+    def apply(
+        self,
+        scores: cute.Tensor,
+        item: Any,
+        head: Any,
+        key: Any,
+        first: Any,
+        partial: bool,
+        scale: Any,
+        column: Column = in_order,
+    ) -> None:
+        """See `modify`; -inf where a pair is not attended to.
+
+        Args:
+            scores: Raw products q . k of a key.
+            item: The work tile.
+            head: The query head.
+            key: Index of the key.
+            first: Index of the first query.
+            partial: Whether the tile is PARTIAL; else every pair is inside and attended to.
+            scale: Factor on q . k.
+            column: Place of the i-th query behind `first`, ascending.
+        """
+        self.modify(scores, self._row(item, head, key, partial), first, partial, scale, column)
+
+    def differentiate(
+        self,
+        scores: cute.Tensor,
+        grads: cute.Tensor,
+        item: Any,
+        head: Any,
+        key: Any,
+        first: Any,
+        partial: bool,
+        scale: Any,
+        column: Column = in_order,
+    ) -> None:
+        """From gradients of the score mod's values to those of scaled scores, in place; and add the
+        shares of captured tensors.
+
+        Args:
+            scores: Raw products q . k of a key; likewise all but `grads` as in `apply`.
+            grads: Gradients of the values: P (dP - delta).
+        """
+        if self.simple:
+            return
+        scope = self._row(item, head, key, partial)
+        scope.hoist([self.by_score, *(n for where, _, by in self.elements for n in (*where, by))])
+        sums = [cutlass.Float32(0.0) for _ in self.elements]
+        for i, at, holds in self.each(scores, scope, first, partial, column):
+            element = self.element(scope, first + at, scores[i] * scale, i)
+            for n, (where, to, by) in enumerate(self.elements):
+                share = _counted(holds, grads[i] * as_float(element.value(by)))
+                if any(map(per_element, where)):
+                    _add(to, [element.value(index) for index in where], partial, share)
+                else:
+                    sums[n] = sums[n] + share
+            grads[i] = _counted(holds, grads[i] * as_float(element.value(self.by_score)))
+        for (where, to, _), total in zip(self.elements, sums, strict=True):
+            _add_sum(to, where, scope, partial, total)
+
+    def _row(self, item: Any, head: Any, key: Any, guarded: bool) -> Scope:
+        variables = {
+            "b": item.b,
+            "h": head,
+            "q": at_most(key, item.seqlen_k - 1),
+            "seqlen_q": item.seqlen_q,
+            "seqlen_k": item.seqlen_k,
+        }
+        return Scope(variables, self.captured, guarded)
+
+
+def of_warp(tensors: cute.Tensor) -> cute.Tensor:
+    """The one of (warps of all CTAs, ...) that belongs to this warp."""
+    cta, _, _ = cute.arch.block_idx()
+    threads, _, _ = cute.arch.block_dim()
+    warp = cta * (threads // 32) + cute.arch.warp_idx()
+    return tensors[(warp, *[None] * (cute.rank(tensors) - 1))]
+
+
+def _counted(holds: Any, value: Any) -> Any:
+    return value if holds is None else select(holds, value, 0.0, "float")
+
+
+def _add_sum(
+    to: cute.Tensor, where: tuple[Node, ...], scope: Scope, guarded: bool, total: Any
+) -> None:
+    """Add what a thread's elements give together, and all threads of a warp if it is theirs."""
+    if any(map(per_element, where)):
+        return
+    indices = [scope.value(index) for index in where]
+    if any(Q.attr in index.free for index in where):
+        _add(to, indices, guarded, total)
+        return
+    total = cute.arch.warp_reduction_sum(total)
+    with cute.arch.elect_one():
+        _add(to, indices, guarded, total)
+
+
+def _add(to: cute.Tensor, indices: list, guarded: bool, share: Any) -> None:
+    place = cute.crd2idx(place_in(to, indices, guarded), to.layout)
+    cute.arch.atomic_add(to.iterator + place, share, sem="relaxed", scope="gpu")
