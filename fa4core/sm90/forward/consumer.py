@@ -12,13 +12,13 @@ import cutlass
 from cutlass import const_expr, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fa4core.forward.work import Row
+from fa4core.forward.rows import row_at
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E
 from fa4core.sm90.forward.rows import Rows, exp2_block
-from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm90.forward.spec import Spec
 from fa4core.sm90.fragments import (
     HALVES,
     column,
@@ -103,9 +103,12 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.pv(t, v_stage)
             work.settle(0)
             v_free.arrive(stage=v_stage)
-        work.stored(0)
-        work.finish(t, item, rows)
-        work.store(t, item)
+        if const_expr(work.staged):
+            work.stored(0)
+            work.finish(t, item, rows)
+            work.store(t, item)
+        else:
+            work.write(t, item, rows)
         if const_expr(in_q):
             work.stored(0)
             q_free.arrive(t)
@@ -126,6 +129,7 @@ class ConsumerWork(Fixed):
         mods: Mask and score mod.
         scale: Run-time factor on q . k.
         epilogue: Finishes rows.
+        staged: Whether finished rows go through shared memory.
     """
 
     def __init__(self, spec: Spec, make_qk, make_pv, q, k, v, s, p, o, mods, scale, epilogue):
@@ -134,7 +138,7 @@ class ConsumerWork(Fixed):
         self.s, self.p, self.o = s, p, o
         self.next = cute.make_rmem_tensor(p.layout, p.element_type)
         self.mods, self.scale, self.epilogue = mods, scale, epilogue
-        self.thread = epilogue.thread
+        self.thread, self.staged = epilogue.thread, not spec.split
 
     def start(self) -> Rows:
         factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
@@ -176,13 +180,11 @@ class ConsumerWork(Fixed):
         """Apply the score mod, and on partial tiles the mask, to S."""
         if self.mods.nothing_to_do(partial):
             return
-        row = (item.tile * self.spec.tiles + t) * ROWS + row_of(self.thread)
-        first = j * self.spec.keys + first_column(self.thread)
+        first = j * self.spec.block + first_column(self.thread)
         for half in HALVES:
             scores = half_of(self.s, half)
-            self.mods.apply(
-                scores, item, Row(row + 8 * half, item.h), first, partial, self.scale, column
-            )
+            row = row_at(self.spec, item, t, row_of(self.thread) + 8 * half)
+            self.mods.apply(scores, item, row, first, partial, self.scale, column)
 
     def no_factors(self) -> tuple:
         return cutlass.Float32(1.0), cutlass.Float32(1.0)
@@ -227,6 +229,11 @@ class ConsumerWork(Fixed):
     def finish(self, t: Any, item: Any, rows: Rows) -> None:
         """Normalise O and put it into shared memory; write the rows' statistics."""
         self.epilogue.finish(self.o, rows, item, t)
+
+    @touches(lambda t, item, rows: (reads("o", t),))
+    def write(self, t: Any, item: Any, rows: Rows) -> None:
+        """Normalise O and write it and the rows' statistics, all of them from registers."""
+        self.epilogue.write(self.o, rows, item, t)
 
     @touches(lambda t, item: (reads("rows", t),), unit="store")
     def store(self, t: Any, item: Any) -> None:
