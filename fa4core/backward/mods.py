@@ -49,6 +49,7 @@ class GradMods(Elements):
             algebra.less(K, algebra.var("seqlen_q")), algebra.less(Q, algebra.var("seqlen_k"))
         )
         live, plain = algebra.logical_and(rule.mask, inside), rule.score is algebra.var("score")
+        plain = plain and not spec.negative_scale
         super().__init__(live, rule.score, slots, spec.exp.fraction, plain)
         self.by_score = rule.by_score
         self.elements = [(node.args, receivers[node.attr], by) for node, by in rule.elements]

@@ -16,8 +16,6 @@ class ForwardSpec(KernelSpec):
     Attributes:
         graph: Mask, score mod and sink (`VariantGraph.dump`).
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
-        negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
-            is then not the scaled maximum of scores.
         packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
         page_rows: Keys that one copy brings out of a page, `gcd(page size, block)`; 0: no pages.
         split: Whether keys are split: results are then float32 and of one share each, in a batch
@@ -25,7 +23,6 @@ class ForwardSpec(KernelSpec):
     """
 
     threshold: float = attrs.field(default=8.0, kw_only=True)
-    negative_scale: bool = attrs.field(default=False, kw_only=True)
     packed: int = attrs.field(default=1, kw_only=True)
     page_rows: int = attrs.field(default=0, kw_only=True)
     split: bool = attrs.field(default=False, kw_only=True)

@@ -73,10 +73,30 @@ class Memory(Fixed):
         placed = self.spec.smem[name]
         return boxes(self.begin, placed, rows, columns, height, dtype or self.dtype)
 
-    def rows(self, name: str, columns: int, dtype: Any) -> cute.Tensor:
-        """A region's stages as (row, column, stage): rows of one panel of 128 bytes."""
-        region, swizzle = self.spec.smem[name], cute.make_swizzle(3, 4, 3)
-        pointer = cute.recast_ptr(self.begin + region.offset, swizzle, dtype=dtype)
-        shape = LANES, columns, region.region.stages
-        stride = columns, 1, region.stride * 8 // dtype.width
-        return cute.make_tensor(pointer, cute.make_layout(shape, stride=stride))
+    def row(self, name: str, thread: Any) -> Row:
+        """Row `thread` of a region whose stages are panels of 128 bytes."""
+        return Row(self.at(name, cutlass.Uint8).toint(), self.spec.smem[name].stride, thread)
+
+
+class Row(Fixed):
+    """A row of a panel of 128 bytes, which a thread writes 16 bytes at a time.
+
+    One address serves all pieces: which of them lies where is an exclusive or with the row's
+    number (the swizzle), and the address has these bits of both.
+
+    Attributes:
+        address: In shared memory, of stage 0.
+        stride: Bytes from stage to stage.
+    """
+
+    def __init__(self, begin: Any, stride: int, row: Any):
+        self.address, self.stride = begin + row * 128 + row % 8 * 16, stride
+
+    def write(self, values: cute.Tensor, stage: Any, first: int = 0) -> None:
+        """Values of the thread's registers, from piece `first` on."""
+        size = 128 // values.element_type.width
+        for i in range(cute.size(values) // size):
+            of = cute.make_tensor(values.iterator + i * size, cute.make_layout(size))
+            at = (self.address ^ ((first + i) * 16)) + stage * self.stride
+            to = cute.make_ptr(values.element_type, at, cute.AddressSpace.smem, assumed_align=16)
+            cute.autovec_copy(of, cute.make_tensor(to, cute.make_layout(size)))

@@ -60,9 +60,10 @@ class Product:
         layout = sm100.make_smem_layout_b(self.tiled(), self.tile, self.dtype, stages)
         return self._apart(layout, stages, stride)
 
-    def a(self, memory: Any, name: str) -> InShared:
-        """A out of a region of shared memory, by its stage."""
-        tensor = memory.operand(name, self.layout_a(*_ring(memory, name)))
+    def a(self, memory: Any, name: str, stages: int | None = None) -> InShared:
+        """A out of a region of shared memory, by its stage, or over all of the region's."""
+        ring = _ring(memory, name) if stages is None else (stages, None)
+        tensor = memory.operand(name, self.layout_a(*ring))
         return InShared(self.tiled().make_fragment_A(tensor))
 
     def b(self, memory: Any, name: str) -> InShared:

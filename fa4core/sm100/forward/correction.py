@@ -16,6 +16,7 @@ from fa4core.forward.rows import results_batch, row_at, write_row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
+from fa4core.sm100.forward.memory import out_type
 from fa4core.sm100.forward.spec import Spec
 from fa4core.sm100.tmem import columns, load, store
 
@@ -80,7 +81,8 @@ class CorrectionWork(Fixed):
         thread: 0..127 within the warpgroup: the row of the tile.
         o: Address in tensor memory of the accumulator, by tile.
         stats: (2, 128, tiles) float32 in shared memory.
-        staged: (128, columns, stages) in shared memory: parts of O for the store role.
+        staged: The row in shared memory: parts of O for the store role.
+        dtype: Of it.
         lse, row_max: (seqlen_q, heads, batch) in global memory; of the shares if keys are split.
         batches: Of queries.
     """
@@ -88,6 +90,7 @@ class CorrectionWork(Fixed):
     def __init__(self, spec: Spec, thread, o, stats, mods, staged, lse, row_max, batches):
         self.spec, self.thread, self.o, self.stats, self.mods = spec, thread, o, stats, mods
         self.staged, self.lse, self.row_max, self.batches = staged, lse, row_max, batches
+        self.dtype = out_type(spec)
         self.tiles, self.parts = tuple(range(spec.tiles)), tuple(range(spec.out_parts))
 
     @touches(lambda t: (reads("stats", t),))
@@ -144,15 +147,9 @@ class CorrectionWork(Fixed):
         return range(0, min(width, self.spec.d_v - part * width), WIDTH)
 
     def write_columns(self, column: int, stage: Any, values: cute.Tensor) -> None:
-        dtype = self.staged.element_type
-        at_once = 128 // dtype.width
-        place = self.staged[self.thread, None, stage]
-        for i in range(0, WIDTH, at_once):
-            rounded = cute.make_rmem_tensor(cute.make_layout(at_once), dtype)
-            for n in range(at_once):
-                rounded[n] = values[i + n].to(dtype)
-            target = cute.local_tile(place, (at_once,), ((column + i) // at_once,))
-            cute.autovec_copy(rounded, target)
+        rounded = cute.make_rmem_tensor(cute.make_layout(WIDTH), self.dtype)
+        rounded.store(values.load().to(self.dtype))
+        self.staged.write(rounded, stage, column * self.dtype.width // 128)
 
     def _write(self, to: cute.Tensor, item: Any, row: Any, value: Any) -> None:
         write_row(to, item, row, results_batch(self.spec, item, self.batches), value)

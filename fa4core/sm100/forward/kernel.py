@@ -137,7 +137,7 @@ def _storing(memory: Memory, atom: cute.CopyAtom, out: cute.Tensor, place: tuple
 
 
 def _finishing(memory: Memory, row: Any, mods: Mods, lse, row_max, batches) -> CorrectionWork:
-    o, stats, staged = memory.columns("o"), memory.stats, memory.staged
+    o, stats, staged = memory.columns("o"), memory.stats, memory.row("out", row)
     return CorrectionWork(memory.spec, row, o, stats, mods, staged, lse, row_max, batches)
 
 

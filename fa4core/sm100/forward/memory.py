@@ -23,8 +23,3 @@ class Memory(memory.Memory):
         """(2, row, tile): see `correction`."""
         layout = cute.make_layout((2, TILE, self.spec.tiles), stride=(TILE, 1, 2 * TILE))
         return cute.make_tensor(self.at("stats", cutlass.Float32), layout)
-
-    @property
-    def staged(self) -> cute.Tensor:
-        """Staged parts of O as (row, column, stage)."""
-        return self.rows("out", self.spec.out_columns, out_type(self.spec))

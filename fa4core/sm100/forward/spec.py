@@ -21,7 +21,7 @@ import attrs
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.work import ANSWER_BYTES
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
-from fa4core.pipeline.layout import Placed, place
+from fa4core.sm100.spec import InTensorMemory
 
 TILE = 128  # queries of a tile and keys of a block
 PARTS = 4  # P is written in quarters; the last one has a signal of its own
@@ -32,7 +32,7 @@ AHEAD = 2  # tiles that the work queue is asked for before the slowest role is d
 
 
 @attrs.frozen(slots=False)
-class Spec(ForwardSpec):
+class Spec(InTensorMemory, ForwardSpec):
     """A Blackwell forward kernel.
 
     Attributes:
@@ -174,13 +174,3 @@ class Spec(ForwardSpec):
             ),
             ctas=self.ctas,
         )
-
-    @cached_property
-    def tmem(self) -> dict[str, Placed]:
-        return place(self.pipeline.tmem, self.pipeline.limits.tmem_columns, "columns")
-
-    @property
-    def tmem_columns(self) -> int:
-        """To allocate: a power of two, at least 32."""
-        used = max(p.end for p in self.tmem.values())
-        return max(32, 1 << (used - 1).bit_length())
