@@ -120,7 +120,7 @@ class GradMods(Elements):
         variables = {
             "b": item.b,
             "h": head,
-            "q": key,  # outside of FULL tiles only, and then it is not attended to
+            "q": key,  # outside on PARTIAL tiles only, where no index of a tensor stays outside
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }
