@@ -17,6 +17,6 @@ def refusal(program: Program, problem: Problem) -> str | None:
     return common.refusal(program, problem)
 
 
-def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
+def backward_refusal(program: Program, problem: Problem) -> str | None:
     """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
     return "there are no backward kernels for Hopper yet"
