@@ -113,6 +113,8 @@ def launches(
     problem, rule = call.problem, Rule.of(call.program)
     spec = skeleton.spec_of(call, place.target, deterministic)
     rows = Rows(problem, spec.queries)
+    if not rows.count or not problem.heads_q:
+        return None
     items, runs = tables(
         problem,
         _tile_map(call, spec),
@@ -121,7 +123,7 @@ def launches(
         deterministic,
         planned(place.target),
     )
-    if not len(items) or not rows.count:
+    if not len(items):
         return None
     persistent = schedule_of(call).source == "persistent"
     clusters = min(max(1, place.sms // spec.ctas), len(items)) if persistent else len(items)
