@@ -82,8 +82,8 @@ def common(call: Call, target: str, deterministic: bool) -> dict[str, Any]:
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
         "exp": call.program.exp or Exp(),  # products bind, not exponentials
-        "negative_scale": call.scale <= 0,
         "deterministic": deterministic,
+        "negative_scale": call.scale <= 0,
         "target": target,
     }
 
@@ -113,6 +113,8 @@ def launches(
     problem, rule = call.problem, Rule.of(call.program)
     spec = skeleton.spec_of(call, place.target, deterministic)
     rows = Rows(problem, spec.queries)
+    if not rows.count or not problem.heads_q:
+        return None
     items, runs = tables(
         problem,
         _tile_map(call, spec),
@@ -121,7 +123,7 @@ def launches(
         deterministic,
         planned(place.target),
     )
-    if not len(items) or not rows.count:
+    if not len(items):
         return None
     persistent = schedule_of(call).source == "persistent"
     clusters = min(max(1, place.sms // spec.ctas), len(items)) if persistent else len(items)

@@ -17,7 +17,8 @@ CASES = {
     "causal": ("Variant(mask=mask.causal())", Shape((500,), (500,), 2, 1), FIXED),
     "full": ("Variant()", Shape((200,), (600,), 1, 1), FIXED),
     "blocks": (
-        "Variant(blocks=sparsity.BlockMap(bits(2, 1, 4, 6, 6), block_q=64, block_k=96))",
+        "Variant(blocks=sparsity.BlockMap(bits(2, 1, 4, 6, 6), bits(3, 1, 1, 6, 6), "
+        "block_q=64, block_k=96))",
         Shape((384,), (560,), 4, 2),
         FIXED,
     ),
@@ -34,7 +35,7 @@ CASES = {
 def test_every_order_of_events_gives_the_same_bits(name: str, target: str) -> None:
     """Seeds of the emulator are orders in which warps run and asynchronous work takes effect."""
     first = execute(target, *CASES[name], seed=0, num_sms=3, deterministic=True)
-    inputs = Case(*CASES[name], seed=0).inputs()
+    inputs = Case(*CASES[name], seed=0, dtype="bfloat16").inputs()
     for seed in (1, 2, 3):
         with emulator(target, seed, num_sms=3, record=False):
             other = gradients(inputs, deterministic=True)
@@ -46,11 +47,12 @@ def test_every_order_of_events_gives_the_same_bits(name: str, target: str) -> No
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_free_order_differs_in_bits(target: str) -> None:
-    """So the test above can fail."""
-    inputs = Case(*CASES["full"], seed=0).inputs()
+    """So the test above can fail; dQ is rounded, which hides most differences of its sums."""
+    shape = Shape((600,), (900,), 1, 1, 64, 64)
+    inputs = Case("Variant()", shape, dtype="float16").inputs()
     found = []
-    for seed in range(4):
-        with emulator(target, seed, num_sms=4, record=False):
+    for num_sms in range(1, 6):
+        with emulator(target, num_sms=num_sms, record=False):
             found.append(gradients(inputs)["dq"])
     assert any(not torch.equal(found[0], other) for other in found[1:])
 
@@ -65,6 +67,6 @@ def test_free_order_differs_in_bits(target: str) -> None:
 )
 def test_what_has_no_fixed_order_is_refused(score: str, target: str) -> None:
     """Indices of pairs, and what is too large for every warp to have one of its own."""
-    inputs = Case(f"Variant(score={score})", Shape((70,), (70,), 2, 2)).inputs()
+    inputs = Case(f"Variant(score={score})", Shape((70,), (70,), 2, 2), dtype="bfloat16").inputs()
     with emulator(target), pytest.raises(NotImplementedError, match=r"deterministic=True"):
         gradients(inputs, deterministic=True)
