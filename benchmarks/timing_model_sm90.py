@@ -175,9 +175,9 @@ def ratios(found: list[Row]) -> float:
 def roofline(found: list[Row]) -> None:
     print("\n## Busy cycles\n")
     print(
-        "Of an SM for 128 queries and 128 keys, as replayed. From the rates: products 2048; through "
-        "shared memory 1280 for their\noperands (Q is read there, P is in registers) and 512 for the "
-        "bytes of K and V that come in; exponentials 1024.\n"
+        "Of an SM for 128 queries and 128 keys, as replayed. From the rates: products 2048; "
+        "through shared memory 1280 for\ntheir operands (P is in registers) and 512 for the bytes "
+        "of K and V that come in; exponentials 1024.\n"
     )
     print("| kernel | variant | products | shared memory | exponentials | cycles |")
     print("|---|---|---|---|---|---|")
@@ -201,11 +201,12 @@ def sensitivity() -> None:
 WORDS = """
 ## What a difference means
 
-* **Time at the stated clock**: within about {twice:.0%} of what an H200 needs, two times out of
-  three within {once:.0%}. Most of that is the clock of the GPU, which depends on what ran in the
-  milliseconds before: between 4k and 16k tokens all kernels, others' too, lose up to a tenth of
-  their speed for each key block without executing anything else, and more so those that are timed
-  last in a round. The model's clock does not change.
+* **Time at the stated clock**: {near} of the {count} figures are within 8 %, all within
+  {worst:.0%}. Part of that is the GPU's clock, which depends on what ran before: from 4k to 32k
+  tokens FlashAttention-4 and cuDNN, which ran behind ours in every round, become 6 to 10 % slower
+  without executing anything else for a key block. The model's clock does not change. Our kernel's
+  short tiles (window 128) come out too slow: it reads tables of work tiles, and the model has no
+  cache for what such loads find again.
 * **Two kernels on one problem**: their ratio is off by {ratio:.0%} (root mean square), so a
   modelled difference of less than that says nothing, and one of twice that says which is faster.
 * **What binds** is told by the replay and does not depend on the clock.
@@ -231,8 +232,9 @@ def main() -> None:
     ratio = ratios(found)
     roofline(found)
     sensitivity()
-    once = rms([r.error for r in found])
-    print(WORDS.format(once=once, twice=2 * once, ratio=ratio), end="")
+    errors = [abs(r.error) for r in found]
+    near = sum(e <= 0.08 for e in errors)
+    print(WORDS.format(near=near, count=len(found), worst=max(errors), ratio=ratio), end="")
 
 
 if __name__ == "__main__":
