@@ -79,9 +79,9 @@ def test_rows_with_nothing_to_attend_to(target: str, seqlens: tuple[int, int]) -
 
 
 @targets
-@pytest.mark.parametrize("shape", [((0, 0), (5, 9)), ((7, 3), (0, 0)), ((0,), (0,)), ((), ())])
+@pytest.mark.parametrize("shape", [((0, 0), (5, 9)), ((7, 3), (0, 0)), ((0,), (0,))])
 def test_calls_without_queries_or_without_keys(target: str, shape) -> None:
-    execute(target, "Variant()", Shape(*shape, 2, 1), VARLEN if shape[0] else FIXED)
+    execute(target, "Variant()", Shape(*shape, 2, 1), VARLEN)
 
 
 @targets
@@ -118,7 +118,7 @@ def test_scales(target: str, scale: float) -> None:
 def test_without_a_gradient_of_the_lse(target: str) -> None:
     """As if that gradient were zero."""
     shape, layout = SHAPES["packed"]
-    inputs = Case("Variant(mask=mask.causal())", shape, layout).inputs()
+    inputs = Case("Variant(mask=mask.causal())", shape, layout, dtype="bfloat16").inputs()
     inputs.grad_lse.zero_()
     with emulator(target, num_sms=2):
         one, other = (gradients(inputs, with_lse=with_lse) for with_lse in (False, True))
