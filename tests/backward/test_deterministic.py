@@ -47,13 +47,15 @@ def test_every_order_of_events_gives_the_same_bits(name: str, target: str) -> No
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_free_order_differs_in_bits(target: str) -> None:
-    """So the test above can fail."""
-    inputs = Case(*CASES["full"], dtype="bfloat16").inputs()
+    """So the test above can fail. Rounding hides most differences: this is a larger problem."""
+    inputs = Case("Variant()", Shape((256,), (1024,), 2, 2, 64, 64), dtype="float16").inputs()
     found = []
-    for seed in range(4):
-        with emulator(target, seed, num_sms=4, record=False):
+    for seed in range(3):
+        with emulator(target, seed, num_sms=6, record=False):
             found.append(gradients(inputs)["dq"])
-    assert any(not torch.equal(found[0], other) for other in found[1:])
+        if not torch.equal(found[0], found[-1]):
+            return
+    raise AssertionError("three orders of events gave the same bits")
 
 
 @pytest.mark.parametrize("target", TARGETS)
