@@ -172,12 +172,19 @@ def save(ctx: Any, inputs: tuple, output: Results) -> None:
 
 
 def gradients(
-    ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, _: Tensor | None
+    ctx: Any,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    _: Tensor | None,
+    *,
+    originals: tuple[Tensor, ...] = (),
 ) -> tuple[Any, ...]:
-    """Of the forward operator's inputs."""
+    """Of the forward operator's inputs; `originals` are the captured tensors, if they are known to
+    be others than those that were saved."""
     q, k, v, out, lse, *rest = ctx.saved_tensors
     present = sum(ctx.present)
     captured, given = rest[: len(rest) - present], iter(rest[len(rest) - present :])
+    captured = list(originals) or captured
     layout = [next(given) if there else None for there in ctx.present]
     by_slot: list[Tensor | None] = [None] * len(captured)
     if grad_out is None and grad_lse is None:
