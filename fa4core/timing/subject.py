@@ -65,7 +65,7 @@ def ours(variant: Variant, problem: Problem, target: str) -> Subject:
     Raises:
         NotImplementedError, ValueError: There is none, or its schedule is not modelled.
     """
-    from fa4core.ops import SKELETONS
+    from fa4core.dispatch import SKELETONS
     from fa4core.report.pipeline import call_for
     from fa4core.sm90.forward import launch as sm90
     from fa4core.sm100.forward import launch as sm100
