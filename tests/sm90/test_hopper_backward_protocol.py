@@ -29,10 +29,11 @@ SPECS = (
     *(Spec(PLAIN, "bfloat16", limit, limit, shape) for limit, _, shape in SHAPES),
     *(Spec(DERIVED, "bfloat16", limit, limit, shape) for limit, shape, _ in SHAPES),
 )
+THREE = Shape(64, 3, stages=3, passes=2, early=32, consumer=160, producer=32)
 OTHERS = (
     Spec(PLAIN, "bfloat16", 64, 64, Shape(64, groups=1)),
     Spec(PLAIN, "bfloat16", 192, 128, Shape(64, shared=True, stages_out=1)),
-    Spec(PLAIN, "bfloat16", 64, 64, Shape(64, groups=3, stages=3, passes=2, early=32)),
+    Spec(PLAIN, "bfloat16", 64, 64, THREE),
     Spec(DERIVED, "bfloat16", 64, 64, Shape(128)),
 )
 
