@@ -27,7 +27,7 @@ class Finish(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         tmem: Address of each region of tensor memory, by name and stage.
-        ds: The row in shared memory, by halves.
+        ds: The row in shared memory, in the warpgroup's half.
         stores: By "dk" and "dv": of (rows, d, heads_kv, batch, shift).
         scale: Run-time factor on q . k.
     """
@@ -48,7 +48,7 @@ class Finish(Fixed):
             if result.name == "dk":
                 for i in range(PIECE):
                     values[i] = values[i] * self.scale
-            self._write(half, first, values)
+            self._write(first, values)
         self._show()
 
     @touches(lambda half, result: (writes("ds", half),))
@@ -57,7 +57,7 @@ class Finish(Fixed):
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
         values.fill(0.0)
         for first in range(0, result.columns, PIECE):
-            self._write(half, first, values)
+            self._write(first, values)
         self._show()
 
     @touches(lambda half, result, item: (reads("ds", half),), unit="store")
@@ -75,10 +75,10 @@ class Finish(Fixed):
         cute.arch.cp_async_bulk_wait_group(left, read=True)
         cute.arch.sync_warp()
 
-    def _write(self, half: Any, first: int, values: cute.Tensor) -> None:
+    def _write(self, first: int, values: cute.Tensor) -> None:
         rounded = cute.make_rmem_tensor(values.layout, self.dtype)
         rounded.store(values.load().to(self.dtype))
-        self.ds.write(rounded, half, first // 8)
+        self.ds.write(rounded, first=first // 8)
 
     def _show(self) -> None:
         """To TMA, what the warp has written."""
