@@ -48,12 +48,13 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     ds.arrive()
         if item.blocks > 0:
             grads.take()
+        item = plan.item(index)  # read anew, not kept in registers
         for result in work.results:
             if result.half == half:
                 if item.blocks > 0:
-                    work.stage(half, result)
+                    work.stage(half, result, item)
                 else:
-                    work.stage_zeros(half, result)
+                    work.stage_zeros(half, result, item)
                 work.store(half, result, item)
                 work.settle(0)
         index = source.next(index)
