@@ -40,9 +40,17 @@ def row_of(thread: Any) -> Any:
     return thread // 32 * 16 + thread % 32 // 4
 
 
+def place_in_row(thread: Any) -> Any:
+    """Which of the four threads that share a row.
+
+    By way of the lane: the compiler makes other, unmeasured code of `thread % 4`.
+    """
+    return thread % 32 % 4
+
+
 def first_column(thread: Any) -> Any:
     """The first column of a thread."""
-    return 2 * (thread % 4)
+    return 2 * place_in_row(thread)
 
 
 def copy_words(of: cute.Tensor, to: cute.Tensor, how: Any = lambda word: word) -> None:
@@ -53,6 +61,13 @@ def copy_words(of: cute.Tensor, to: cute.Tensor, how: Any = lambda word: word) -
     )
     for i in range(cute.size(source)):
         target[i] = how(source[i])
+
+
+def clear(accumulator: cute.Tensor) -> None:
+    """Zeros, made here: a constant would be put into registers behind the fence of a product."""
+    words = cute.recast_tensor(accumulator, cutlass.Int32)
+    for i in range(cute.size(words)):
+        words[i] = moved(0)
 
 
 def polynomial_exp2(x: Any, degree: int) -> Any:
