@@ -32,7 +32,7 @@ Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 
 
 def products(spec: Spec) -> dict[str, Product]:
-    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all) and dQ = dS^T K."""
+    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), dQ = dS K (queries)."""
     dtype, rows = DTYPES[spec.dtype], (TILE, TILE)
     transposed: dict[str, Any] = {"b_major": MN_MAJOR, "a_in_tensor_memory": True}
     return {
