@@ -208,5 +208,6 @@ def _check_tangents(*tensors: Tensor) -> None:
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise NotImplementedError(
             "attention has no forward-mode derivative (torch.func.jvp, forward_ad); take "
-            "backward() or torch.autograd.grad, or differentiate `fa4core.reference.oracle`, which supports it"
+            "backward() or torch.autograd.grad, or differentiate `fa4core.reference.oracle`, which "
+            "supports it"
         )
