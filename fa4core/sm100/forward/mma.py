@@ -42,6 +42,8 @@ def mma(work: Any, plan: Any, ends: Ends):
                 p_last.wait(t)
                 work.pv_last(t, v)
                 o.arrive(t)
+                if t == work.tiles[-1]:
+                    kv_free.arrive(stage=v)
             if item.blocks > 0:
                 q.wait(t)
                 work.qk(t, k)
@@ -49,7 +51,6 @@ def mma(work: Any, plan: Any, ends: Ends):
         if unfinished > 0:
             p.advance()
             p_last.advance()
-            kv_free.arrive(stage=v)
         if item.blocks > 0:
             kv_free.arrive(stage=k)
             v = kv.take()
@@ -60,11 +61,12 @@ def mma(work: Any, plan: Any, ends: Ends):
                     work.pv(t, v, i > 0)
                     p_last.wait(t)
                     work.pv_last(t, v)
+                    if t == work.tiles[-1]:
+                        kv_free.arrive(stage=v)  # not behind Q K^T, which loads would slow down
                     work.qk(t, k)
                     s.arrive(t)
                 p.advance()
                 p_last.advance()
-                kv_free.arrive(stage=v)
                 kv_free.arrive(stage=k)
                 v = kv.take()
             for t in work.tiles:

@@ -39,10 +39,10 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
     stats, stats_free = ends.posts("stats_full"), ends.waits("stats_empty")
     source = plan.source(ends)
     index = source.first()
+    stats_free.wait(t)
     while index < plan.count:
         item = plan.item(index)
         rows = work.start()
-        begun = False  # nothing was accumulated before the first block: no factor for it
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
             for partial in (False, True):  # code of its own for each, so that FULL tiles have none
@@ -50,27 +50,24 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                     s.wait(t)
                     scores = work.load_scores(t)
                     work.modify(t, scores, item, j, partial)
-                    factor = rows.raise_maximum(scores)
-                    if begun:
-                        stats_free.wait(t)
-                        work.post_factor(t, factor)
-                        stats.arrive(t)
-                        stats_free.advance()
-                    begun = True
+                    work.post_factor(t, rows.raise_maximum(scores))
+                    stats.arrive(t)
                     exponent = rows.exponent
                     for part in range_of_parts:
                         work.store_p(t, part, scores, exponent)
                     p.arrive(t)
+                    stats_free.advance()
+                    stats_free.wait(t)
                     work.store_p_last(t, scores, exponent)
                     p_last.arrive(t)
                     rows.add(scores)  # behind the arrivals: nobody waits for the sum
                     s.advance()
         if item.blocks > 0:
-            stats_free.wait(t)
             work.post_rows(t, rows)
             stats.arrive(t)
-            stats_free.advance()
             work.write_maximum(plan.item(index), t, rows)  # read anew, not kept in registers
+            stats_free.advance()
+            stats_free.wait(t)
         index = source.next(index)
 
 
