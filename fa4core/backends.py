@@ -87,6 +87,9 @@ def supports(
     problem: Problem,
     backend: str = "auto",
     device: torch.device | str = "cpu",
+    *,
+    gradients: bool = False,
+    deterministic: bool = False,
 ) -> Support:
     """Whether a backend can run a variant on a problem; nothing is computed or compiled.
 
@@ -95,10 +98,15 @@ def supports(
         problem: Sizes; `Problem.from_tensors(q, k, v, layout)` reads them from tensors.
         backend: "auto", "sm100", "sm90", "reference" or "emulator".
         device: Where the tensors are.
+        gradients: Whether it is to compute gradients, too.
+        deterministic: Whether these are to be the same bit by bit in every run.
     """
     try:
         chosen, why = choose(backend, torch.device(device), variant.program, problem)
         check(variant.program, problem, torch.device(device), chosen)
+        if gradients:
+            by, reason = gradients_by(backend, chosen, variant.program, problem, deterministic)
+            why = why if by == chosen else f"{why}; {by} computes gradients: {reason}"
     except (ValueError, IndexError, NotImplementedError) as error:
         return Support(False, str(error))
     return Support(True, f"{chosen}: {why}")
@@ -160,26 +168,25 @@ def _automatic(
     return backend, f"the tensors are on {device}, a {torch.cuda.get_device_name(device)}"
 
 
-def choose_backward(
-    backend: str, chosen: str, program: Program, problem: Problem, deterministic: bool
-) -> str:
-    """The backend that computes gradients where `chosen` computed the output.
+def gradients_by(
+    backend: str, chosen: str, program: Program, problem: Problem, deterministic: bool = False
+) -> tuple[str, str]:
+    """The backend that computes gradients where `chosen` computes the output, and why.
 
     Raises:
         NotImplementedError: A backend was named and has no kernels for them; with the reason.
     """
     if chosen == "reference":
-        return chosen
+        return chosen, "it computes the output"
     reason = KERNELS[family_of(chosen)].backward_refusal(program, problem, deterministic)
     if reason is None:
-        return chosen
+        return chosen, "it computes the output"
     if backend != "auto":
         raise NotImplementedError(
             f"backend={chosen!r} can't compute these gradients: {reason}; call it under "
             "torch.no_grad(), or use backend='reference'"
         )
-    announce("reference", f"the gradients are computed by it: {reason}")
-    return "reference"
+    return "reference", f"no kernel computes these gradients: {reason}"
 
 
 def _has_compiler() -> bool:

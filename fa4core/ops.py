@@ -22,8 +22,8 @@ from fa4core.backends import (
     announce,
     check,
     choose,
-    choose_backward,
     family_of,
+    gradients_by,
     target_of,
 )
 from fa4core.backward import launch as backward_launch
@@ -44,6 +44,7 @@ from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
 from fa4core.sm90.forward import launch as sm90
+from fa4core.sm100.backward import launch as sm100_backward
 from fa4core.sm100.forward import launch as sm100
 from fa4core.variant import Variant
 from primitives.expr import Capture
@@ -85,7 +86,7 @@ def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: 
 
 #: The kernels of a backend.
 SKELETONS = {"sm100": sm100.FORWARD, "sm90": sm90.FORWARD}
-BACKWARD: dict[str, backward_launch.Skeleton] = {}
+BACKWARD: dict[str, backward_launch.Skeleton] = {"sm100": sm100_backward.BACKWARD}
 
 
 def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
@@ -262,7 +263,10 @@ def _backward(
     """What computes the gradients of a call; kernels are kept if there is a place."""
     grad_out, grad_lse, q, k, v, out, _ = given
     call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
-    chosen = choose_backward(backend, chosen, call.program, call.problem, deterministic)
+    output_by = chosen
+    chosen, why = gradients_by(backend, chosen, call.program, call.problem, deterministic)
+    if chosen != output_by:
+        announce(chosen, why)
     if chosen == "reference":
         return lambda grad_out, grad_lse, q, k, v, out, lse: tiled_backward(
             call, q, k, v, out, lse, grad_out, grad_lse

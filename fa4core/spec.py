@@ -28,6 +28,8 @@ class KernelSpec:
         dtype: "bfloat16" or "float16".
         head_dim, head_dim_v: Of the problem.
         exp: How exponentials are computed.
+        negative_scale: Whether the run-time scale may be 0 or below. Scores are then scaled before
+            anything else: -inf and a maximum would not survive it.
         target: Name of the target.
     """
 
@@ -36,6 +38,7 @@ class KernelSpec:
     head_dim: int
     head_dim_v: int
     exp: Exp = attrs.field(factory=Exp, kw_only=True)
+    negative_scale: bool = attrs.field(default=False, kw_only=True)
     target: str = attrs.field(kw_only=True)
 
     title: ClassVar[str]  # of the kernels

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-METHODS = ("wait", "arrive", "advance", "drain", "settle", "stored")
+METHODS = ("wait", "take", "arrive", "advance", "drain", "settle", "stored")
 
 
 @attrs.frozen

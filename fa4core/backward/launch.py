@@ -67,6 +67,11 @@ class Launches:
     ctas: int
     receivers: tuple[Capture, ...]
 
+    @property
+    def sums(self) -> int | None:
+        """Sums of the gradient of a captured tensor, where each warp has its own."""
+        return self.ctas * self.spec.pipeline.threads // 32 if self.spec.deterministic else None
+
 
 def common(call: Call, target: str, deterministic: bool) -> dict[str, Any]:
     """What every target's spec says of a call."""
@@ -77,6 +82,7 @@ def common(call: Call, target: str, deterministic: bool) -> dict[str, Any]:
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
         "exp": call.program.exp or Exp(),  # products bind, not exponentials
+        "negative_scale": call.scale <= 0,
         "deterministic": deterministic,
         "target": target,
     }
@@ -160,7 +166,10 @@ def _kernels(
     row, sums = (TensorType("float32", n) for n in (2, 3))
     lse = TensorType("float32", of_q - 1, align=4)  # a gradient may begin anywhere
     table = TensorType("int32", 2)
-    sums_of_captured = tuple(TensorType("float32", max(1, c.rank), 4) for c in rule.receivers)
+    more = 1 if spec.deterministic else 0
+    sums_of_captured = tuple(
+        TensorType("float32", max(1, c.rank) + more, align=4) for c in rule.receivers
+    )
     before = (q, q, lse, lse, table, row, row, sums, table)
     rest = type_of(constants), sums_of_captured, "float32", "int32"
     main = (q, k, k, q, k, k, row, row, sums, table, table, table, *rest)

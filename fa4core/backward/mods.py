@@ -29,7 +29,7 @@ class GradMods(Elements):
     Attributes:
         by_score: d value / d score.
         elements: For each element of a captured tensor with a gradient: indices, the tensor to add
-            to, and d value / d element.
+            to, of which deterministic kernels have one for each warp, and d value / d element.
         simple: Whether `differentiate` does nothing.
     """
 
@@ -41,12 +41,15 @@ class GradMods(Elements):
     ):
         rule = Rule.parse(spec.graph)
         slots = dict(zip(rule.captures, captured, strict=True))
+        if spec.deterministic:
+            grad_captured = tuple(of_warp(to) for to in grad_captured)
         receivers = dict(zip(rule.receivers, grad_captured, strict=True))
         rule = rule.exchanged({Q: K, K: Q})
         inside = algebra.logical_and(
             algebra.less(K, algebra.var("seqlen_q")), algebra.less(Q, algebra.var("seqlen_k"))
         )
         live, plain = algebra.logical_and(rule.mask, inside), rule.score is algebra.var("score")
+        plain = plain and not spec.negative_scale
         super().__init__(live, rule.score, slots, spec.exp.fraction, plain)
         self.by_score = rule.by_score
         self.elements = [(node.args, receivers[node.attr], by) for node, by in rule.elements]
@@ -122,6 +125,14 @@ class GradMods(Elements):
             "seqlen_k": item.seqlen_k,
         }
         return Scope(variables, self.captured, guarded)
+
+
+def of_warp(tensors: cute.Tensor) -> cute.Tensor:
+    """The one of (warps of all CTAs, ...) that belongs to this warp."""
+    cta, _, _ = cute.arch.block_idx()
+    threads, _, _ = cute.arch.block_dim()
+    warp = cta * (threads // 32) + cute.arch.warp_idx()
+    return tensors[(warp, *[None] * (cute.rank(tensors) - 1))]
 
 
 def _counted(holds: Any, value: Any) -> Any:

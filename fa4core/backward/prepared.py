@@ -56,7 +56,8 @@ class PreparedBackward:
             it is.
         grads: dQ, dK and dV, without memory.
         fill: Whether there are rows of each that no kernel writes.
-        receivers: For each captured tensor with a gradient: the tensor, and its sum's shape.
+        receivers: For each captured tensor with a gradient: the tensor, and its sums' shape.
+        apart: Whether each warp has a sum of its own.
         place: Where the kernels run.
     """
 
@@ -66,6 +67,7 @@ class PreparedBackward:
     grads: tuple[Tensor, ...]
     fill: tuple[bool, ...]
     receivers: tuple[tuple[Any, tuple[int, ...]], ...]
+    apart: bool
     place: Place
 
     @property
@@ -97,7 +99,7 @@ class PreparedBackward:
             of_rows = (lse if t is None else t.contiguous() for t in (lse, grad_lse))
             self._launch(self.loaded, (*shown_, *of_rows), grads, sums)
         by_score = {
-            capture: total.view(capture.tensor.shape)
+            capture: (total.sum(0) if self.apart else total).view(capture.tensor.shape)
             for (capture, _), total in zip(self.receivers, sums, strict=True)
         }
         by_sink = sinks(self.call, out, lse, grad_out, grad_lse)
@@ -157,13 +159,15 @@ def prepare(
     # one entry that stands for all would have to be told from one that is alone
     forms = tuple(shown(t, queries=True) for t in (grad_out, q, k, v, out))
     receivers = () if found is None else found.receivers
+    outer = () if found is None or found.sums is None else (found.sums,)
     prepared = PreparedBackward(
         call,
         loaded,
         forms,
         tuple(without_memory(tuple(t.shape), t.dtype, t.device) for t in (q, k, v)),
         fill,
-        tuple((c, tuple(c.tensor.shape) or (1,)) for c in receivers if c.tensor is not None),
+        tuple((c, (*outer, *(c.tensor.shape or (1,)))) for c in receivers if c.tensor is not None),
+        bool(outer),
         place,
     )
     place.follow(prepared)

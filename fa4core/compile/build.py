@@ -30,7 +30,9 @@ def build(kernel: Kernel, line_info: bool = False) -> Package:
         for_emulator = {"runtime": library.runtime_library(), "rewrite": rewrite}
     with warnings.catch_warnings():
         # The DSL takes tuples of tensors well, and says that it may not.
-        warnings.filterwarnings("ignore", "Argument (grad_)?captured .* cannot be converted")
+        warnings.filterwarnings(
+            "ignore", "Argument (captured|grad_captured|pages) .* cannot be converted"
+        )
         compiled = cross_compile(
             kernel.load(),
             *map(_stand_in, kernel.arguments),

@@ -1,14 +1,65 @@
-"""Captured tensors as kernels take them. Imports no DSL."""
+"""What forward kernels are compiled for and what they take, on any target. Imports no DSL."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from fa4core.forward.coordinates import packing
+from fa4core.plan.target import target as planned
+from fa4core.prepared import Shape
+from fa4core.reference.tiled import Call
 from primitives.expr import Capture
+from primitives.schedule import Schedule
 
 Tensor = torch.Tensor
+
+
+def compiled_for(
+    call: Call, target: str, schedule: Schedule, tile: int, block: int
+) -> dict[str, Any]:
+    """The fields of a `ForwardSpec`.
+
+    Args:
+        call: The call.
+        target: Name of the target.
+        schedule: Of the call.
+        tile: Rows of a query tile.
+        block: Keys of a block.
+    """
+    problem, program, hardware = call.problem, call.program, planned(target)
+    threshold = program.rescale_threshold
+    return {
+        "graph": program.graph.dump(),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "exp": program.exp or hardware.exp,
+        "threshold": hardware.rescale_threshold if threshold is None else float(threshold),
+        "negative_scale": call.scale <= 0,
+        "packed": packing(program, problem, tile),
+        "page_rows": 0 if problem.page_size is None else math.gcd(problem.page_size, block),
+        "split": schedule.num_splits > 1,
+        "target": target,
+    }
+
+
+def pages(call: Call) -> tuple[Tensor, ...]:
+    """A page table (batch, pages) int32 with at least one column, if keys are in pages."""
+    if call.layout is None or call.layout.page_table is None:
+        return ()
+    table = call.layout.page_table.to(torch.int32)
+    return (table.contiguous() if table.numel() else table.new_zeros(len(table), 1),)
+
+
+def of_shares(count: int, out: Shape, rows: Shape) -> tuple[Shape, ...]:
+    """Shapes of output, LSE and row maximum of each share of the keys, float32; none of one."""
+    if count == 1:
+        return ()
+    return tuple((count * shape[0], *shape[1:]) for shape in (out, rows, rows))
 
 
 def captured(captures: Iterable[Capture]) -> tuple[Tensor, ...]:

@@ -124,6 +124,7 @@ class Mods(Elements):
 
     Attributes:
         has_sink: Whether there is one more logit.
+        split: Whether a work tile has but a share of its keys.
     """
 
     def __init__(self, spec: ForwardSpec, captured: tuple[cute.Tensor, ...]):
@@ -134,6 +135,7 @@ class Mods(Elements):
         live = algebra.logical_and(mask, inside)
         super().__init__(live, score, slots, spec.exp.fraction, plain)
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
+        self.split = spec.split
 
     def apply(
         self,
@@ -149,8 +151,9 @@ class Mods(Elements):
         self.modify(scores, self._row(item, row, partial), first, partial, scale, column)
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
-        """The sink's logit of a row, natural units."""
-        return as_float(self._row(item, row, guarded=True).value(self.sink))
+        """The sink's logit of a row, natural units; the first share of its keys has it, for all."""
+        logit = as_float(self._row(item, row, guarded=True).value(self.sink))
+        return select(item.share == 0, logit, NEVER, "float") if self.split else logit
 
     def _row(self, item: Any, row: Row, guarded: bool) -> Scope:
         variables = {

@@ -16,14 +16,48 @@ class ForwardSpec(KernelSpec):
     Attributes:
         graph: Mask, score mod and sink (`VariantGraph.dump`).
         threshold: Growth of a row's maximum, log2 domain, that is left unapplied.
-        negative_scale: Whether the run-time scale may be 0 or below: the maximum of scaled scores
-            is then not the scaled maximum of scores.
+        packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
+        page_rows: Keys that one copy brings out of a page, `gcd(page size, block)`; 0: no pages.
+        split: Whether keys are split: results are then float32 and of one share each, in a batch
+            entry of its own behind those of the shares before it.
     """
 
     threshold: float = attrs.field(default=8.0, kw_only=True)
-    negative_scale: bool = attrs.field(default=False, kw_only=True)
+    packed: int = attrs.field(default=1, kw_only=True)
+    page_rows: int = attrs.field(default=0, kw_only=True)
+    split: bool = attrs.field(default=False, kw_only=True)
 
     title = "forward"
+
+    @property
+    def tile(self) -> int:
+        """Rows of a query tile."""
+        raise NotImplementedError
+
+    @property
+    def block(self) -> int:
+        """Keys of a block."""
+        raise NotImplementedError
+
+    @property
+    def queries(self) -> int:
+        """Of a tile."""
+        return self.tile // self.packed
+
+    @property
+    def rows(self) -> int:
+        """Of a tile that are in use."""
+        return self.queries * self.packed
+
+    @property
+    def q_rows(self) -> tuple[int, int]:
+        """The rows of a query tile: heads, which are fastest, and queries."""
+        return self.packed, self.queries
+
+    @property
+    def key_rows(self) -> int:
+        """Keys that one copy brings."""
+        return self.page_rows or self.block
 
     @property
     def far(self) -> float:

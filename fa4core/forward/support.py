@@ -15,6 +15,8 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _CAPTURED = (*_DTYPES, torch.float32, torch.bool, *_INTEGERS)
 
+ATOM = 8  # rows after which the swizzle of shared memory repeats
+
 
 def refusal(program: Program, problem: Problem) -> str | None:
     """Why no kernel can run a program on a problem, or None if one may."""
@@ -23,6 +25,11 @@ def refusal(program: Program, problem: Problem) -> str | None:
     for name, d in (("head dim", problem.head_dim), ("head dim of v", problem.head_dim_v)):
         if d % 8 or not 8 <= d <= MAX_HEAD_DIM:
             return f"{name} {d}; multiples of 8 from 8 to {MAX_HEAD_DIM} are supported"
+    if problem.page_size is not None and problem.page_size % ATOM:
+        return (
+            f"page size {problem.page_size}: keys are copied out of pages into shared memory that "
+            f"is swizzled {ATOM} rows at a time; take a page size that is a multiple of {ATOM}"
+        )
     for capture in program.graph.captures:
         if capture.dtype not in _CAPTURED:
             return f"a captured tensor is {capture.dtype}; use float32 or a smaller type"

@@ -37,3 +37,30 @@ def by_rows(out: cute.Tensor) -> cute.Tensor:
     shape = tuple(out.shape[i] for i in order)
     stride = tuple(1 if i == 3 else cute.assume(out.stride[i], divby=8) for i in order)
     return cute.make_tensor(out.iterator, cute.make_layout(shape, stride=stride))
+
+
+def queries(q: cute.Tensor, packed: int) -> cute.Tensor:
+    """(batch, rows, heads, d) as (packed heads, rows, d, groups of heads, batch).
+
+    A tile may reach behind a sequence's end: its rows there are computed, and never stored.
+    """
+    batch, rows, heads, d = q.shape
+    of_batch, of_row, of_head, _ = q.stride
+    shape = (packed, rows, d, heads // packed, batch)
+    stride = (of_head, of_row, 1, of_head * packed, of_batch)
+    return cute.make_tensor(q.iterator, cute.make_layout(shape, stride=stride))
+
+
+def results(out: cute.Tensor, packed: int) -> cute.Tensor:
+    """(batch, rows, heads, d), contiguous, as (packed heads, rows, d, groups of heads, shift).
+
+    Rows and shift as in `keys`, over all rows of all batch entries: TMA takes five
+    modes at most.
+    """
+    batch, rows, heads, d = out.shape
+    _, of_row, of_head, _ = out.stride
+    total = batch * rows
+    back = cute.assume(cutlass.Int64(total) * cutlass.Int64(of_row), divby=8)
+    shape = (packed, total, d, heads // packed, total + 1)
+    stride = (of_head, of_row, 1, of_head * packed, of_row)
+    return cute.make_tensor(out.iterator - back, cute.make_layout(shape, stride=stride))

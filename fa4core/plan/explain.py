@@ -15,6 +15,7 @@ import torch
 from fa4core.plan import findings, makespan
 from fa4core.plan.findings import EmptyRows, OrderMatters, OutOfRange
 from fa4core.plan.makespan import Estimate
+from fa4core.plan.paths import Choice, gradients_of, paths_of
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.roofline import Terms
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-BACKENDS = ("sm100", "sm90", "reference", "emulator")
-
-
-@attrs.frozen
-class Choice:
-    """Whether one backend can run the call, and why (not)."""
-
-    backend: str
-    ok: bool
-    reason: str
 
 
 @attrs.frozen(eq=False)
@@ -52,6 +43,7 @@ class Explanation:
         plan: Tiles, numerics, schedule and compile key.
         chosen: The path that `backend` leads to.
         paths: Every backend, and whether it could.
+        gradients: What computes gradients.
         tiles: Pairs of (query tile, key tile) by kind: EMPTY, PARTIAL, FULL.
         empty_rows: Rows with nothing to attend to.
         out_of_range: Captured tensors that may be indexed outside.
@@ -67,6 +59,7 @@ class Explanation:
     plan: Plan
     chosen: Choice
     paths: tuple[Choice, ...]
+    gradients: Choice
     tiles: dict[int, int]
     empty_rows: EmptyRows
     out_of_range: tuple[OutOfRange, ...]
@@ -167,8 +160,9 @@ def explain(
     device = q.device if q is not None else torch.device("cpu")
     classes = tuple(stride_class(t, queries=n == "q") for n, t in tensors.items())
     plan = Plan(variant, problem, _target(target, device), classes)
-    chosen, paths = _paths(variant, problem, backend, device)
-    return _collect(plan, chosen, paths, tensors, layout)
+    chosen, paths = paths_of(variant, problem, backend, device)
+    gradients = gradients_of(chosen, variant, problem, backend)
+    return _collect(plan, chosen, paths, gradients, tensors, layout)
 
 
 def _target(given: str | Target | None, device: torch.device) -> Target:
@@ -179,28 +173,11 @@ def _target(given: str | Target | None, device: torch.device) -> Target:
     return SM100
 
 
-def _paths(
-    variant: Variant, problem: Problem, backend: str, device: torch.device
-) -> tuple[Choice, tuple[Choice, ...]]:
-    from fa4core.backends import choose, supports
-
-    answers = []
-    for name in BACKENDS:
-        support = supports(variant, problem, name, device)
-        answers.append(Choice(name, support.ok, support.reason))
-    paths = tuple(answers)
-    try:
-        name, why = choose(backend, device, variant.program, problem)
-    except NotImplementedError as error:
-        return Choice(backend, False, str(error)), paths
-    possible = next(p for p in paths if p.backend == name)
-    return Choice(name, possible.ok, why if possible.ok else possible.reason), paths
-
-
 def _collect(
     plan: Plan,
     chosen: Choice,
     paths: tuple[Choice, ...],
+    gradients: Choice,
     tensors: dict[str, torch.Tensor],
     layout: Layout | None,
 ) -> Explanation:
@@ -216,6 +193,7 @@ def _collect(
         plan=plan,
         chosen=chosen,
         paths=paths,
+        gradients=gradients,
         tiles=plan.tiles.counts(),
         empty_rows=rows,
         out_of_range=outside,

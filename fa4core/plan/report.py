@@ -20,7 +20,8 @@ from primitives.expr import pretty
 from primitives.schedule import Order, Schedule
 
 if TYPE_CHECKING:
-    from fa4core.plan.explain import Choice, Explanation
+    from fa4core.plan.explain import Explanation
+    from fa4core.plan.paths import Choice
 
 ORDER_TITLES = {
     "in_order": "in order",
@@ -106,6 +107,9 @@ def _paths(e: Explanation) -> list[tuple[str, str]]:
         if other.backend != e.chosen.backend:
             why = "possible" if other.ok else _reason(other).partition(";")[0]
             rows.append(("", f"{other.backend}: {why}"))
+    if e.chosen.ok and (e.gradients.backend, e.gradients.ok) != (e.chosen.backend, True):
+        by = e.gradients.backend if e.gradients.ok else "none"
+        rows.append(("gradients", f"{by}: {e.gradients.reason}"))
     return rows
 
 

@@ -25,13 +25,14 @@ class Instruction:
     Attributes:
         m, n: Shape, over all CTAs of the group.
         dtype: Of A and B.
-        b_major: Of B; A is K-major.
+        a_major, b_major: Of the operands.
         ctas: How many share the instruction, 1 or 2.
     """
 
     m: int
     n: int
     dtype: type[cutlass.Numeric]
+    a_major: OperandMajorMode
     b_major: OperandMajorMode
     ctas: int = 1
 
@@ -39,9 +40,11 @@ class Instruction:
     def descriptor(self) -> int:
         """The instruction descriptor (PTX ISA, tcgen05, instruction descriptor of .kind::f16)."""
         kind = 1 if self.dtype is cutlass.BFloat16 else 0
-        transposed = 1 if self.b_major == OperandMajorMode.MN else 0
+        transposed_a, transposed_b = (
+            1 if major == OperandMajorMode.MN else 0 for major in (self.a_major, self.b_major)
+        )
         shape = self.n // 8 << 17 | self.m // 16 << 24
-        return 1 << 4 | kind << 7 | kind << 10 | transposed << 16 | shape
+        return 1 << 4 | kind << 7 | kind << 10 | transposed_a << 15 | transposed_b << 16 | shape
 
 
 @attrs.frozen
@@ -52,11 +55,13 @@ class Place:
         low: Address in tensor memory, or the low half of a shared-memory descriptor.
         high: The other half; None in tensor memory.
         offsets: Of the k-steps, in columns or units of 16 bytes.
+        moves: Whether `low` depends on a stage of a ring.
     """
 
     low: Any
     high: Any
     offsets: Sequence[int]
+    moves: bool = False
 
     def steps(self, first: int, end: int) -> Place:
         """Some of the k-steps."""
@@ -73,11 +78,14 @@ class InShared:
     def __init__(self, fragment: cute.Tensor):
         whole = tcgen05.smem_descriptor_to_int(fragment.iterator)
         self.low, self.high = cutlass.Int32(whole), cutlass.Int32(whole >> 32)
-        self.layout = fragment.layout
+        self.layout, self.moves = fragment.layout, cute.size(fragment, mode=[3]) > 1
         self.offsets = [self.layout((0, 0, i, 0)) for i in range(cute.size(fragment, mode=[2]))]
 
     def at(self, stage: Any) -> Place:
-        return Place(self.low + stage * self.layout((0, 0, 0, 1)), self.high, self.offsets)
+        if not self.moves:
+            return Place(self.low, self.high, self.offsets)
+        low = self.low + stage * self.layout((0, 0, 0, 1))
+        return Place(low, self.high, self.offsets, moves=True)
 
 
 def in_tensor(address: Any, steps: int) -> Place:
@@ -104,17 +112,21 @@ def issue(instruction: Instruction, accumulator: Any, a: Place, b: Place, accumu
     d, low_a, low_b, high_b = (name(x) for x in (accumulator, a.low, b.low, b.high))
     high_a = None if a.high is None else name(a.high)
     mma = f"@leader tcgen05.mma.cta_group::{instruction.ctas}.kind::f16 [{d}]"
+    # The compiler can't know what is 0 here, and hoists no k-step's address out of a loop, where
+    # all of them would fill the registers: bit 31 of a descriptor that depends on the round of the
+    # loop, or what is above a lane's five bits.
+    zero = [f"shr.u32 zero, {low_b}, 31;"] if b.moves else ["shr.u32 zero, lane, 5;"]
     code = [
-        "{", ".reg .pred leader, adds;", ".reg .b32 from_a, at_a, at_b;", ".reg .b64 a, b;",
-        "elect.sync _|leader, -1;",
-        # 0, for bit 31 of a descriptor is; the compiler can't know, and hoists no k-step's address
-        # of A out of the loop over B's stages, where they would fill the registers
-        f"shr.u32 from_a, {low_b}, 31;",
-        f"add.s32 from_a, from_a, {low_a};",
+        "{", ".reg .pred leader, adds;", ".reg .b32 lane, zero, from_a, from_b, at_a, at_b;",
+        ".reg .b64 a, b;",
+        f"elect.sync {'_' if b.moves else 'lane'}|leader, -1;",
+        *zero,
+        f"add.s32 from_a, zero, {low_a};",
+        f"mov.b32 from_b, {low_b};" if b.moves else f"add.s32 from_b, zero, {low_b};",
         f"setp.ne.b32 adds, {name(cutlass.Int32(accumulate))}, 0;",
     ]  # fmt: skip
     for step, (of_a, of_b) in enumerate(zip(a.offsets, b.offsets, strict=True)):
-        code += [f"add.s32 at_a, from_a, {of_a};", f"add.s32 at_b, {low_b}, {of_b};"]
+        code += [f"add.s32 at_a, from_a, {of_a};", f"add.s32 at_b, from_b, {of_b};"]
         if high_a is not None:
             code += [f"mov.b64 a, {{at_a, {high_a}}};"]
         code += [

@@ -9,13 +9,11 @@ from fa4core.program import Program
 
 def refusal(program: Program, problem: Problem) -> str | None:
     """Why the kernel can't run a program on a problem, or None if it can."""
-    if problem.page_size is not None:
-        return "the Hopper kernels take no paged keys yet"
     schedule = program.schedule
-    if schedule is not None and schedule.coordinates != "heads":
-        return f"the Hopper kernels have coordinates='heads' only, not {schedule.coordinates!r}"
     if schedule is not None and schedule.source == "dynamic":
         return "Hopper has no work queue in hardware; use source='persistent' or 'one_tile'"
+    if schedule is not None and schedule.ctas > 1:
+        return f"CTAs share products on Blackwell only, not {schedule.ctas} on Hopper; use ctas=1"
     return common.refusal(program, problem)
 
 

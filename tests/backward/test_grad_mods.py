@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from fa4core.variant import Variant
 from primitives import mask, score
 
 import_dsl()
-sys.path.insert(0, str(Path(__file__).parent))
 
 import mods_kernel  # noqa: E402
 from mods_kernel import KEYS, QUERIES, Spec  # noqa: E402
@@ -85,6 +82,15 @@ CASES.remove(("parted", False))
 
 @pytest.mark.parametrize(("name", "partial"), CASES)
 def test_values_gradients_and_shares_of_captured_tensors(name: str, partial: bool) -> None:
+    check(name, partial)
+
+
+@pytest.mark.parametrize("name", ["ALiBi", "scalar"])
+def test_deterministic_kernels_have_sums_for_each_warp(name: str) -> None:
+    check(name, partial=False, deterministic=True)
+
+
+def check(name: str, partial: bool, deterministic: bool = False) -> None:
     torch.manual_seed(0)
     masked = mask.define(lambda b, h, q, k: k <= q + 100) if partial else mask.full()
     variant = Variant(mask=masked, score=SCORES[name]())
@@ -92,8 +98,12 @@ def test_values_gradients_and_shares_of_captured_tensors(name: str, partial: boo
     raw, upstream = torch.randn(KEYS, QUERIES), torch.randn(KEYS, QUERIES)
     lengths = CUT if partial else INSIDE
     values, grads = raw.clone(), upstream.clone()
-    sums = tuple(torch.zeros(c.tensor.shape or (1,)) for c in rule.receivers)
-    spec = Spec(rule.dump(), "bfloat16", 64, 64, target="sm100", partial=partial)
+    warps = (KEYS // 32,) if deterministic else ()
+    sums = tuple(torch.zeros(*warps, *(c.tensor.shape or (1,))) for c in rule.receivers)
+    spec = Spec(
+        rule.dump(), "bfloat16", 64, 64, target="sm100", partial=partial,
+        deterministic=deterministic,
+    )  # fmt: skip
     arguments = (
         values, grads, captured(rule.captures), sums, torch.tensor(lengths, dtype=torch.int32),
         torch.tensor([B, H, FIRST_QUERY, FIRST_KEY], dtype=torch.int32),
@@ -111,6 +121,7 @@ def test_values_gradients_and_shares_of_captured_tensors(name: str, partial: boo
         live &= k <= q + 100
     scaled = (raw[live] * SCALE).requires_grad_()
     variables = {"b": torch.tensor(B), "h": torch.tensor(H), "q": q[live], "k": k[live]}
+    variables |= dict(zip(("seqlen_q", "seqlen_k"), map(torch.tensor, lengths), strict=True))
     (expected,) = evaluate([rule.score], variables | {"score": scaled})
     wanted = [c.tensor for c in rule.receivers]
     by_score, *by_captured = torch.autograd.grad(expected, [scaled, *wanted], upstream[live])
@@ -123,4 +134,6 @@ def test_values_gradients_and_shares_of_captured_tensors(name: str, partial: boo
         by_all[live] = by_score
         torch.testing.assert_close(grads, by_all, **close)
     for found, tensor in zip(sums, by_captured, strict=True):
-        torch.testing.assert_close(found.view(tensor.shape), tensor, atol=2e-2, rtol=4e-3)
+        assert not deterministic or all(part.any() for part in found)
+        total = found.sum(0) if deterministic else found
+        torch.testing.assert_close(total.view(tensor.shape), tensor, atol=2e-2, rtol=4e-3)

@@ -17,7 +17,7 @@ from cells import execute
 from features import FEATURES, Feature, together
 
 PAIRS = list(itertools.combinations_with_replacement(FEATURES, 2))
-SAMPLE = [pair for pair in PAIRS[::29] if together(*pair) is not None]
+SAMPLE = [pair for pair in PAIRS[::61] if together(*pair) is not None]
 
 
 def name(pair: tuple[Feature, Feature]) -> str:

@@ -31,6 +31,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+SLOW = {"docs/timing.md"}  # takes a minute: only in the sweep
 LANGUAGES = {"python", "sh", "text"}
 SET_UP = re.compile(r"(git clone|cd) |\./dev( |$)")
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -83,7 +84,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def parameter(page: Path):
+    name = str(page.relative_to(ROOT))
+    return pytest.param(page, marks=[pytest.mark.sweep] if name in SLOW else [], id=name)
+
+
+@pytest.mark.parametrize("page", map(parameter, PAGES))
 def test_every_block_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_page(page, capsys)
 

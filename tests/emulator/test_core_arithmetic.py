@@ -17,6 +17,8 @@ A[:6] = 0, 1, 2**31, 2**32 - 1, 2**31 - 1, 5
 B[:6] = 2**32 - 1, 0, 2**32 - 1, 2**31, 7, 33
 SIGNED = A.view(np.int32).astype(np.int64), B.view(np.int32).astype(np.int64)
 INSERTED = (B & ~np.uint32(0xFF0)) | (A & np.uint32(255)) << np.uint32(4)
+HALVES = [x.view(np.int16).reshape(-1, 2) for x in (A, B)]
+EXTREME16 = np.maximum(0, np.maximum(*HALVES)).astype(np.int16).view(np.uint32).ravel()
 WIDE = A.astype(np.uint64), B.astype(np.uint64), C.astype(np.uint64)
 
 
@@ -35,6 +37,9 @@ def low(x) -> np.ndarray:
         ("mad.lo.s32 %r10, %r11, %r12, %r13;", A * B + C),
         ("min.s32 %r10, %r11, %r12;", low(np.minimum(*SIGNED))),
         ("max.u32 %r10, %r11, %r12;", np.maximum(A, B)),
+        ("max.relu.s32 %r10, %r11, %r12;", low(np.maximum(0, np.maximum(*SIGNED)))),
+        ("min.relu.s32 %r10, %r11, %r12;", low(np.maximum(0, np.minimum(*SIGNED)))),
+        ("max.relu.s16x2 %r10, %r11, %r12;", EXTREME16),
         ("abs.s32 %r10, %r11;", low(np.abs(SIGNED[0]))),
         ("shl.b32 %r10, %r11, 7;", A << np.uint32(7)),
         ("shl.b32 %r10, %r11, 32;", A * np.uint32(0)),

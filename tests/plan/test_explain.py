@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fa4core import Problem, Variant, attention, explain
+from fa4core import Problem, Variant, attention, explain, supports
 from fa4core.plan import findings
 from fa4core.plan.plan import plan
 from fa4core.plan.strides import copy_reason, stride_class
@@ -199,6 +199,25 @@ def test_the_path_and_why():
     assert {p.backend for p in found.paths} == {"sm100", "sm90", "reference", "emulator"}
     # What explain promises is what the call does.
     assert attention(*tensors(), Variant()).shape == (1, 256, 2, 64)
+
+
+def test_what_computes_the_gradients():
+    """Shown where it is not what computes the output."""
+    pages = torch.zeros(8, 64, 2, 64, dtype=torch.bfloat16)
+    layout = sequence.paged(
+        torch.arange(8, dtype=torch.int32).reshape(2, 4),
+        torch.tensor([200, 256], dtype=torch.int32),
+    )
+    paged = torch.zeros(2, 1, 2, 64).bfloat16(), pages, pages
+    found = explain(Variant(), *paged, layout=layout)
+    assert found.gradients.backend == "reference" and found.gradients.ok
+    assert "gradients  " not in str(found)
+    found = explain(Variant(), *paged, layout=layout, backend="emulator")
+    assert found.chosen.ok and not found.gradients.ok
+    assert "gradients    none: " in str(found)
+    sizes = Problem.from_tensors(*paged, layout)
+    assert supports(Variant(), sizes, "emulator")
+    assert not supports(Variant(), sizes, "emulator", gradients=True)
 
 
 def test_a_call_that_would_fail_says_so_first():

@@ -141,10 +141,3 @@ def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
 
     biased = Variant(score=score.define(lambda s, b, h, q, k: s + doubles[h]))
     refused("float64", q, k, v, variant=biased)
-
-
-def test_there_is_no_backward() -> None:
-    q, k, v = (t.requires_grad_() for t in small())
-    out = attention(q, k, v, backend="emulator")
-    with pytest.raises(NotImplementedError, match="no backward"):
-        out.sum().backward()

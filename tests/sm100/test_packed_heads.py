@@ -10,10 +10,10 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from emulated import execute
 
 from fa4core import Variant, ops
+from fa4core.forward.coordinates import packing
 from fa4core.plan.groups import group_map
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, tile_map
-from fa4core.sm100.forward.coordinates import packing
 from fa4core.testing import LayoutSpec, Shape
 from primitives import mask
 from primitives.schedule import Schedule
@@ -53,8 +53,8 @@ def test_few_queries_take_one_tile() -> None:
 def test_the_whole_group_is_packed_where_it_fits() -> None:
     program = Variant(schedule=Schedule(coordinates="packed_gqa")).program
     for group, expected in ((1, 1), (4, 4), (5, 5), (128, 128), (192, 96), (131, 1)):
-        assert packing(program, Problem(1, group, 1, 64, 64, (7,), (7,))) == expected
-    assert packing(Variant().program, Problem(1, 4, 1, 64, 64, (7,), (7,))) == 1
+        assert packing(program, Problem(1, group, 1, 64, 64, (7,), (7,)), 128) == expected
+    assert packing(Variant().program, Problem(1, 4, 1, 64, 64, (7,), (7,)), 128) == 1
 
 
 def test_a_group_larger_than_a_tile_is_packed_in_parts() -> None:

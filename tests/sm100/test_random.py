@@ -6,9 +6,9 @@ each with several seeds of the emulator, that is, orders in which asynchronous w
 
 from __future__ import annotations
 
-import attrs
 import pytest
 from hypothesis import Phase, given, settings
+from supported import supported
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -18,21 +18,6 @@ from fa4core.testing.check import by_backend, default_exp
 from fa4core.testing.strategies import cases
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # every example is a compilation
-
-
-def supported(case: Case) -> Case:
-    """The case with what the kernel does not take replaced by what it takes."""
-    shape, layout = case.shape, case.layout
-    if any(d % 8 or d > 256 for d in (shape.head_dim, shape.head_dim_v)):
-        shape = attrs.evolve(shape, head_dim=64, head_dim_v=32)
-    if layout.page_size % 8:
-        layout = attrs.evolve(layout, page_size=8 * layout.page_size)
-    return attrs.evolve(
-        case,
-        shape=shape,
-        layout=layout,
-        dtype=("float16", "bfloat16")[case.seed % 2],
-    )
 
 
 def check(case: Case, seeds: int = 1) -> None:

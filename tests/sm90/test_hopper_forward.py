@@ -18,7 +18,7 @@ from fa4core.sm90.forward.launch import shaped
 from fa4core.sm90.forward.tuning import Shape as Cut
 from fa4core.testing import LayoutSpec, Shape
 from primitives import mask
-from primitives.schedule import Schedule, split_kv
+from primitives.schedule import Schedule
 
 FIXED, SEQUSED, VARLEN = LayoutSpec(), LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 
@@ -50,9 +50,9 @@ def test_head_dims(dims: tuple[int, int]) -> None:
     execute("Variant(mask=mask.causal())", Shape((150,), (200,), 2, 1, *dims), dtype="float16")
 
 
-@pytest.mark.parametrize("strides", ["sliced", "heads_first"])
+@pytest.mark.parametrize("strides", ["sliced", "heads_first", "expanded"])
 def test_strides(strides: str) -> None:
-    shape = Shape((150,), (200,), 2, 2, 40, 24)
+    shape = Shape((150, 150), (200, 200), 2, 2, 40, 24)
     execute("Variant()", shape, dtype="float16", strides=strides, contents="outliers")
 
 
@@ -128,9 +128,8 @@ def test_what_hopper_does_not_take_is_refused_with_the_reason() -> None:
     q = torch.randn(1, 20, 4, 64, dtype=torch.bfloat16)
     k = q[:, :, :2]
     for schedule, match in (
-        (Schedule(coordinates="packed_gqa"), "coordinates='heads' only"),
-        (split_kv(2), "coordinates='heads' only"),
         (Schedule(source="dynamic"), "no work queue"),
+        (Schedule(ctas=2), "use ctas=1"),
     ):
         with emulator("sm90"), pytest.raises(NotImplementedError, match=match):
             attention(q, k, k, Variant(schedule=schedule), backend="emulator")

@@ -44,6 +44,8 @@ constexpr auto MadWide = [](auto a, auto b, auto c) {
 constexpr auto Sad = []<class T>(T a, T b, T c) {
   return (T)((U<T>)c + (a < b ? (U<T>)b - (U<T>)a : (U<T>)a - (U<T>)b));
 };
+constexpr auto MinRelu = []<class T>(T a, T b) { return std::max<T>(std::min(a, b), 0); };
+constexpr auto MaxRelu = []<class T>(T a, T b) { return std::max<T>(std::max(a, b), 0); };
 constexpr auto AddSat = [](i32 a, i32 b) {
   i64 s = (i64)a + b;
   return (i32)(s > INT32_MAX ? INT32_MAX : s < INT32_MIN ? INT32_MIN : s);
@@ -237,7 +239,7 @@ Handler tern_int(Type t, Decoder& d) {
 void decode_mad(Decoder& d) {
   if (decode_float(d)) return;
   Type t = int_type(d);
-  if (d.has("cc")) d.unknown("carry");
+  if (d.has("cc") || d.has("sat")) d.unknown("carry or saturation");
   d.ins.a[1] = d.src(1, t), d.ins.a[2] = d.src(2, t);
   if (d.has("wide")) {
     d.ins.a[0] = d.dst(0, widened(t)), d.ins.a[3] = d.src(3, widened(t));
@@ -267,6 +269,15 @@ void decode_bin(Decoder& d) {
   Type t = int_type(d);
   three(d, t);
   d.ins.fn = bin_int<F>(t, d);
+}
+
+// RELU: the same, and 0 for negative results, of signed types.
+template <auto F, auto RELU>
+void decode_extreme(Decoder& d) {
+  bool is_packed = d.has("s16x2");
+  if (!d.has("relu") || (!is_packed && d.type() != S32)) return decode_bin<F>(d);
+  three(d, is_packed ? B32 : S32);
+  d.ins.fn = is_packed ? packed16<i16, RELU> : binary<i32, RELU>;
 }
 
 template <auto F>
@@ -378,8 +389,8 @@ void register_integer(Table& t) {
   t["sad"] = decode_sad;
   t["div"] = decode_bin<Div>;
   t["rem"] = decode_bin<Rem>;
-  t["min"] = decode_bin<Min>;
-  t["max"] = decode_bin<Max>;
+  t["min"] = decode_extreme<Min, MinRelu>;
+  t["max"] = decode_extreme<Max, MaxRelu>;
   t["abs"] = decode_un<Abs>;
   t["neg"] = decode_un<Neg>;
   t["popc"] = decode_count<Popc>;

@@ -11,13 +11,14 @@ from typing import Any
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import tcgen05
 
+from fa4core.forward.rows import results_batch, row_at, write_row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.forward.rows import results_batch, row_of, write_row
-from fa4core.sm100.forward.spec import TILE, Spec
+from fa4core.sm100.forward.memory import out_type
+from fa4core.sm100.forward.spec import Spec
+from fa4core.sm100.tmem import columns, load, store
 
 LN2 = math.log(2.0)
 LOG2E = math.log2(math.e)
@@ -84,7 +85,8 @@ class CorrectionWork(Fixed):
         thread: 0..127 within the warpgroup: the row of the tile.
         o: Address in tensor memory of the accumulator, by tile.
         stats: (2, 128, tiles) float32 in shared memory.
-        staged: (128, columns, stages) in shared memory: parts of O for the store role.
+        staged: The row in shared memory: parts of O for the store role.
+        dtype: Of it.
         lse, row_max: (seqlen_q, heads, batch) in global memory; of the shares if keys are split.
         batches: Of queries.
     """
@@ -92,6 +94,7 @@ class CorrectionWork(Fixed):
     def __init__(self, spec: Spec, thread, o, stats, mods, staged, lse, row_max, batches):
         self.spec, self.thread, self.o, self.stats, self.mods = spec, thread, o, stats, mods
         self.staged, self.lse, self.row_max, self.batches = staged, lse, row_max, batches
+        self.dtype = out_type(spec)
         self.tiles, self.parts = tuple(range(spec.tiles)), tuple(range(spec.out_parts))
 
     @touches(lambda t: (reads("stats", t),))
@@ -110,12 +113,12 @@ class CorrectionWork(Fixed):
 
     def finish(self, item: Any, t: int, rows: tuple) -> cutlass.Float32:
         """Write the row's LSE; gives the factor that normalises O."""
-        row = row_of(self.spec, item, t, self.thread)
+        row = row_at(self.spec, item, t, self.thread)
         total, applied = rows
         part, base = self._join(item, row, applied)
         whole = total * part
         if self.mods.has_sink:
-            logit = self._sink(item, row)
+            logit = self.mods.sink_of(item, row)
             whole = whole + cute.math.exp2((logit - base) * LOG2E, fastmath=True)
         nothing = total == 0.0  # not `applied == NEVER`, which holds if all scores are NaN, too
         whole = select(nothing, 1.0, whole, "float")
@@ -125,7 +128,7 @@ class CorrectionWork(Fixed):
 
     def finish_empty(self, item: Any, t: int) -> None:
         """Write the statistics of a row with nothing to attend to."""
-        row, never = row_of(self.spec, item, t, self.thread), cutlass.Float32(NEVER)
+        row, never = row_at(self.spec, item, t, self.thread), cutlass.Float32(NEVER)
         self._write(self.lse, item, row, self._empty(item, row))
         self._write(self.row_max, item, row, never)
 
@@ -148,20 +151,9 @@ class CorrectionWork(Fixed):
         return range(0, min(width, self.spec.d_v - part * width), WIDTH)
 
     def write_columns(self, column: int, stage: Any, values: cute.Tensor) -> None:
-        dtype = self.staged.element_type
-        at_once = 128 // dtype.width
-        place = self.staged[self.thread, None, stage]
-        for i in range(0, WIDTH, at_once):
-            rounded = cute.make_rmem_tensor(cute.make_layout(at_once), dtype)
-            for n in range(at_once):
-                rounded[n] = values[i + n].to(dtype)
-            target = cute.local_tile(place, (at_once,), ((column + i) // at_once,))
-            cute.autovec_copy(rounded, target)
-
-    def _sink(self, item: Any, row: Any) -> cutlass.Float32:
-        """The sink's logit; the first share counts it, for all."""
-        logit = self.mods.sink_of(item, row)
-        return select(item.share == 0, logit, NEVER, "float") if self.spec.split else logit
+        rounded = cute.make_rmem_tensor(cute.make_layout(WIDTH), self.dtype)
+        rounded.store(values.load().to(self.dtype))
+        self.staged.write(rounded, stage, column * self.dtype.width // 128)
 
     def _write(self, to: cute.Tensor, item: Any, row: Any, value: Any) -> None:
         write_row(to, item, row, results_batch(self.spec, item, self.batches), value)
@@ -170,25 +162,21 @@ class CorrectionWork(Fixed):
         """The factor of everything accumulated, and the maximum that the result is relative to."""
         if not self.mods.has_sink:
             return cutlass.Float32(1.0), applied
-        base = cute.arch.fmax(applied, self._sink(item, row))
+        base = cute.arch.fmax(applied, self.mods.sink_of(item, row))
         base = select(base == NEVER, 0.0, base, "float")
         return cute.math.exp2((applied - base) * LOG2E, fastmath=True), base
 
     def _empty(self, item: Any, row: Any) -> cutlass.Float32:
         """The LSE of a row with nothing to attend to."""
-        return self._sink(item, row) if self.mods.has_sink else cutlass.Float32(NEVER)
+        return self.mods.sink_of(item, row) if self.mods.has_sink else cutlass.Float32(NEVER)
 
 
-def _part(work: CorrectionWork, t: int, column: int, store: bool) -> tuple[Any, Any, Any]:
-    """The thread's piece of `WIDTH` columns of O: copy atom, tensor memory, register layout."""
-    place = cute.make_tensor(work.o(t) + column, cute.make_layout((TILE, WIDTH), stride=(65536, 1)))
-    operation = tcgen05.St32x32bOp if store else tcgen05.Ld32x32bOp
-    atom = cute.make_copy_atom(operation(tcgen05.Repetition(WIDTH)), cutlass.Float32)
-    mine = tcgen05.make_tmem_copy(atom, place).get_slice(work.thread)
-    tensor = mine.partition_D(place) if store else mine.partition_S(place)
-    other = mine.partition_S if store else mine.partition_D
-    shape = other(cute.make_identity_tensor((TILE, WIDTH))).layout.shape
-    return atom, tensor, cute.make_layout(shape)
+def _load(work: CorrectionWork, t: int, column: int) -> cute.Tensor:
+    """The thread's piece of `WIDTH` columns of O."""
+    values = cute.make_rmem_tensor(cute.make_layout(WIDTH), cutlass.Float32)
+    load(columns(work.o(t) + column, WIDTH), values, work.thread)
+    cute.arch.fence_view_async_tmem_load()
+    return values
 
 
 def _scale(values: cute.Tensor, factor: cutlass.Float32) -> None:
@@ -201,13 +189,9 @@ def _scale(values: cute.Tensor, factor: cutlass.Float32) -> None:
 def _rescale(work: Any, t: int, factor: Any):
     if cute.arch.vote_any_sync(factor != 1.0):
         for column in range(0, work.spec.d_v, WIDTH):
-            atom, source, layout = _part(work, t, column, False)
-            values = cute.make_rmem_tensor(layout, cutlass.Float32)
-            cute.copy(atom, source, values)
-            cute.arch.fence_view_async_tmem_load()
+            values = _load(work, t, column)
             _scale(values, factor)
-            atom, target, layout = _part(work, t, column, True)
-            cute.copy(atom, values, target)
+            store(values, columns(work.o(t) + column, WIDTH), work.thread)
         cute.arch.fence_view_async_tmem_store()
 
 
@@ -215,10 +199,7 @@ def _rescale(work: Any, t: int, factor: Any):
 def _stage(work: Any, t: int, part: cutlass.Constexpr, stage: Any, factor: Any):
     first = part * work.spec.out_columns
     for column in work.columns(part):
-        atom, source, layout = _part(work, t, first + column, False)
-        values = cute.make_rmem_tensor(layout, cutlass.Float32)
-        cute.copy(atom, source, values)
-        cute.arch.fence_view_async_tmem_load()
+        values = _load(work, t, first + column)
         _scale(values, factor)
         work.write_columns(column, stage, values)
     cute.arch.fence_proxy("async.shared", space="cta")

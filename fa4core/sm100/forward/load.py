@@ -1,25 +1,20 @@
 """The load role: one warp that brings Q, K and V into shared memory by TMA.
 
-The only role that knows where keys lie. K and V end exactly where their sequence does, whatever
-follows it in memory (`views.keys`): TMA fills the rest with zeros, because P is 0 there and
-0 * NaN is not.
+How keys are found is said in `fa4core.forward.blocks`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import attrs
-import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import cpasync
 
-from fa4core.lowering.cute import select
+from fa4core.forward.blocks import KeyBlocks, Part
+from fa4core.forward.tma import Operand
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.loop import range
 from fa4core.sm100.forward.spec import TILE, Spec
-from fa4core.sm100.forward.views import q_rows
 
 
 @cute.jit
@@ -55,128 +50,38 @@ def load(work: Any, plan: Any, ends: Ends):
     kv_free.drain()
 
 
-@attrs.frozen
-class Part:
-    """What a CTA loads of a block of keys.
-
-    Attributes:
-        key, column: Where it begins.
-        copies: That bring it, each with the rows behind those of the one before.
-        shape: Rows and columns of a copy.
-    """
-
-    key: Any
-    column: Any
-    copies: int
-    shape: tuple[int, int]
-
-
 class LoadWork(Fixed):
     """TMA copies of one tile each.
 
     Attributes:
-        operands: "q", "k", "v" to (copy atom, view of global memory, shared memory), as `kernel`
-            makes them; the last modes of shared memory are the copy and the stage.
-        page_table: (batch, pages) int32: the page of each stretch of a sequence's keys.
-        parts: "k", "v" to what the CTA loads of a block: of those that share an MMA each has some
-            rows of K and some columns of V.
+        q: The operand.
+        keys: Brings K and V. Of the CTAs that share an MMA each has some rows of K and some columns
+            of V.
     """
 
-    def __init__(self, spec: Spec, operands: dict[str, tuple], page_table: cute.Tensor, cta: Any):
-        self.spec, self.operands, self.page_table = spec, operands, page_table
-        self.tiles = tuple(range(spec.tiles))
+    def __init__(self, spec: Spec, operands: dict[str, Operand], pages: tuple, cta: Any):
+        self.spec, self.tiles, self.q = spec, tuple(range(spec.tiles)), operands["q"]
         self.q_bytes, self.k_bytes = spec.rows * spec.d * 2, spec.keys * spec.d * 2
         self.v_bytes = TILE * spec.columns * 2
-        self.parts = {
+        parts = {
             "k": Part(cta * spec.keys, 0, spec.keys // spec.k_rows, (spec.k_rows, spec.d)),
             "v": Part(0, cta * spec.columns, TILE // spec.key_rows, (spec.key_rows, spec.columns)),
         }
+        self.keys = KeyBlocks(spec, operands, parts, pages)
 
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
         first = item.start_q + (item.tile * self.spec.tiles + t) * self.spec.queries
-        _, source, _ = self.operands["q"]
-        there = source[(None, None, None, item.h, item.b_q)]
-        shape = *q_rows(self.spec), self.spec.d
-        self._copy("q", there, (0, first, 0), shape, (0, t), barrier)
+        there = self.q.view[(None, None, None, item.h, item.b_q)]
+        self.q.load(there, (0, first, 0), (*self.spec.q_rows, self.spec.d), (0, t), barrier)
 
-    def pages(self, item: Any, j: Any) -> cutlass.Int32:
-        """The pages of a block, one a thread of the warp, which `load_k` and `load_v` hand on.
-
-        A part that begins behind the sequence's end has no page; it gets the first one, none of
-        whose rows are then taken.
-        """
-        if not self.spec.page_rows:
-            return cutlass.Int32(0)
-        number = (j * TILE + cute.arch.lane_idx() * self.spec.key_rows) // self._page_size
-        inside = number * self._page_size < item.seqlen_k
-        return self.page_table[item.b, select(inside, number, 0, "int")]
+    def pages(self, item: Any, j: Any) -> Any:
+        return self.keys.pages(item, j)
 
     @touches(lambda item, j, pages, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_k(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("k", item, j, pages, stage, barrier)
+        self.keys.load("k", item, j, pages, stage, barrier)
 
     @touches(lambda item, j, pages, stage, barrier: (writes("kv", stage),), unit="tma")
     def load_v(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
-        self._copy_keys("v", item, j, pages, stage, barrier)
-
-    def _copy_keys(
-        self, name: str, item: Any, j: Any, pages: Any, stage: Any, barrier: Any
-    ) -> None:
-        if self.spec.page_rows:
-            _copy_pages(self, name, item, j, pages, stage, barrier)
-        else:
-            place = item.b_k, item.start_k, item.seqlen_k, j * TILE + self.parts[name].key
-            self.copy_rows(name, item, place, (0, stage), barrier)
-
-    @property
-    def _page_size(self) -> Any:
-        return self.operands["k"][1].shape[0]
-
-    def page_place(self, item: Any, key: Any, page: Any) -> tuple:
-        """Where a key is: a page is a batch entry with a length of its own."""
-        first = key // self._page_size * self._page_size
-        left = item.seqlen_k - first
-        length = select(left < self._page_size, left, self._page_size, "int")
-        return page, 0, select(length < 0, 0, length, "int"), key - first
-
-    def copy_rows(self, name: str, item: Any, place: tuple, to: tuple, barrier: Any) -> None:
-        """Rows `first`, ... of the `length` rows behind `start`, of a batch entry or a page."""
-        _, source, _ = self.operands[name]
-        b, start, length, first = place
-        # an expanded dimension has one entry
-        h, b = _within(item.h_kv, source.shape[2]), _within(b, source.shape[3])
-        there = source[(None, None, h, b, start + length)]
-        part = self.parts[name]
-        offset = source.shape[0] - length + first, part.column
-        self._copy(name, there, offset, part.shape, to, barrier)
-
-    def _copy(
-        self, name: str, there: cute.Tensor, first: tuple, shape: tuple, place: tuple, barrier: Any
-    ) -> None:
-        atom, _, shared = self.operands[name]
-        tile = cute.local_tile(cute.domain_offset(first, there), shape, (0,) * len(shape))
-        to, of = cpasync.tma_partition(
-            atom,
-            0,
-            cute.make_layout(1),
-            cute.group_modes(shared, 0, len(shape)),
-            cute.group_modes(tile, 0, len(shape)),
-        )
-        cute.copy(atom, of, to[(None, *place)], tma_bar_ptr=barrier)
-
-
-def _within(index: Any, extent: Any) -> Any:
-    return select(index < extent, index, extent - 1, "int")
-
-
-@cute.jit
-def _copy_pages(
-    work: Any, name: cutlass.Constexpr, item: Any, j: Any, pages: Any, stage: Any, barrier: Any
-):  # fmt: skip
-    part = work.parts[name]
-    for copy in cutlass.range(part.copies, unroll=1):
-        key = part.key + copy * part.shape[0]
-        page = cute.arch.shuffle_sync(pages, key // work.spec.key_rows)
-        place = work.page_place(item, j * TILE + key, page)
-        work.copy_rows(name, item, place, (copy, stage), barrier)
+        self.keys.load("v", item, j, pages, stage, barrier)

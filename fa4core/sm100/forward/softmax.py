@@ -14,15 +14,16 @@ from typing import Any
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import tcgen05
 
 from fa4core.forward.exponent import exponent
+from fa4core.forward.rows import results_batch, row_at, write_row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.forward.exp import exp2_row
-from fa4core.sm100.forward.rows import results_batch, row_of, write_row
+from fa4core.sm100.exp import exp2_row
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
+from fa4core.sm100.memory import DTYPES
+from fa4core.sm100.tmem import columns, load, store
 
 LOG2E = math.log2(math.e)
 NEVER = -math.inf
@@ -150,7 +151,7 @@ class SoftmaxWork(Fixed):
         self.row_max, self.batches = row_max, batches
         self.spec, self.thread, self.mods, self.scale = spec, thread, mods, scale
         self.scores, self.weights, self.stats = scores, weights, stats
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
+        self.dtype = DTYPES[spec.dtype]
 
     @property
     def factor(self) -> Any:
@@ -178,7 +179,7 @@ class SoftmaxWork(Fixed):
         Mods that are long go through tensor memory, a few columns at a time in a loop, so that
         their code is there once and not 128 times.
         """
-        row = row_of(self.spec, item, t, self.thread)
+        row = row_at(self.spec, item, t, self.thread)
         if self.mods.nothing_to_do(partial):
             return
         if not self.mods.long(partial):
@@ -189,28 +190,10 @@ class SoftmaxWork(Fixed):
 
     def _load_row(self, t: Any, row: cute.Tensor) -> None:
         for part in range(PARTS):
-            place = _columns(self.scores(t) + part * WIDTH, WIDTH)
+            place = columns(self.scores(t) + part * WIDTH, WIDTH)
             to = cute.make_tensor(row.iterator + part * WIDTH, cute.make_layout(WIDTH))
-            self.load(place, to)
+            load(place, to, self.thread)
         cute.arch.fence_view_async_tmem_load()
-
-    def load(self, place: cute.Tensor, to: cute.Tensor) -> None:
-        """Columns of tensor memory -> the thread's registers."""
-        width = place.shape[1]
-        atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), cutlass.Float32)
-        mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
-        shape = mine.partition_D(cute.make_identity_tensor((TILE, width))).layout.shape
-        to = cute.make_tensor(to.iterator, cute.make_layout(shape))
-        cute.copy(atom, mine.partition_S(place), to)
-
-    def store(self, of: cute.Tensor, place: cute.Tensor) -> None:
-        """The thread's registers -> columns of tensor memory."""
-        width = place.shape[1]
-        atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(width)), cutlass.Float32)
-        mine = tcgen05.make_tmem_copy(atom, place).get_slice(self.thread)
-        shape = mine.partition_S(cute.make_identity_tensor((TILE, width))).layout.shape
-        of = cute.make_tensor(of.iterator, cute.make_layout(shape))
-        cute.copy(atom, of, mine.partition_D(place))
 
     @touches(lambda t, factor: (writes("stats", t),))
     def post_factor(self, t: Any, factor: Any) -> None:
@@ -224,7 +207,7 @@ class SoftmaxWork(Fixed):
 
     def write_maximum(self, item: Any, t: Any, rows: Rows) -> None:
         """The row's true maximum, natural units, to global memory."""
-        row = row_of(self.spec, item, t, self.thread)
+        row = row_at(self.spec, item, t, self.thread)
         batch = results_batch(self.spec, item, self.batches)
         write_row(self.row_max, item, row, batch, self.natural(rows.highest))
 
@@ -238,13 +221,13 @@ class SoftmaxWork(Fixed):
         self._store(t, PARTS - 1, scores, exponent, fence=True)
 
     def _store(self, t: Any, part: int, scores: cute.Tensor, exponent: tuple, fence: bool) -> None:
-        first, columns = part * WIDTH, WIDTH // 2
+        first, width = part * WIDTH, WIDTH // 2
         exp2_row(self.spec, scores, range(first, first + WIDTH), *exponent)
         weights = cute.make_tensor(scores.iterator + first, cute.make_layout(WIDTH))
         rounded = cute.make_rmem_tensor(cute.make_layout(WIDTH), self.dtype)
         rounded.store(weights.load().to(self.dtype))
         words = cute.recast_tensor(rounded, cutlass.Float32)
-        self.store(words, _columns(self.weights(t) + part * columns, columns))
+        store(words, columns(self.weights(t) + part * width, width), self.thread)
         if fence:
             cute.arch.fence_view_async_tmem_store()
 
@@ -252,15 +235,10 @@ class SoftmaxWork(Fixed):
 @cute.jit
 def _modify_in_place(work: Any, t: Any, item: Any, row: Any, first: Any, partial: Any):
     for part in cutlass.range(TILE // LONG, unroll=1):
-        place = _columns(work.scores(t) + part * LONG, LONG)
+        place = columns(work.scores(t) + part * LONG, LONG)
         values = cute.make_rmem_tensor(cute.make_layout(LONG), cutlass.Float32)
-        work.load(place, values)
+        load(place, values, work.thread)
         cute.arch.fence_view_async_tmem_load()
         work.mods.apply(values, item, row, first + part * LONG, partial, work.scale)
-        work.store(values, place)
+        store(values, place, work.thread)
     cute.arch.fence_view_async_tmem_store()
-
-
-def _columns(address: cute.Pointer, count: int) -> cute.Tensor:
-    """`count` columns of tensor memory as a (128, count) tensor."""
-    return cute.make_tensor(address, cute.make_layout((TILE, count), stride=(65536, 1)))

@@ -21,7 +21,7 @@ import attrs
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.work import ANSWER_BYTES
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
-from fa4core.pipeline.layout import Placed, place
+from fa4core.sm100.spec import InTensorMemory
 
 TILE = 128  # queries of a tile and keys of a block
 PARTS = 4  # P is written in quarters; the last one has a signal of its own
@@ -32,46 +32,32 @@ AHEAD = 2  # tiles that the work queue is asked for before the slowest role is d
 
 
 @attrs.frozen(slots=False)
-class Spec(ForwardSpec):
+class Spec(InTensorMemory, ForwardSpec):
     """A Blackwell forward kernel.
 
     Attributes:
         tiles: Query tiles side by side in a CTA, 1 or 2.
         ctas: CTAs that share an MMA, 1 or 2.
-        packed: Query heads packed into the rows of a tile, a divisor of the group; 1: none.
-        page_rows: Keys that one copy brings out of a page, `gcd(page size, 128)`; 0: no pages.
-        split: Whether keys are split: results are then float32 and of one share each, in a batch
-            entry of its own behind those of the shares before it.
         dynamic: Whether work tiles come from a queue and not from a list known at launch.
     """
 
     tiles: int = 2
     ctas: int = 1
-    packed: int = 1
-    page_rows: int = 0
-    split: bool = False
     dynamic: bool = False
     target: str = attrs.field(default="sm100", kw_only=True)
 
     @property
-    def queries(self) -> int:
-        """Of a tile."""
-        return TILE // self.packed
+    def tile(self) -> int:
+        return TILE
 
     @property
-    def key_rows(self) -> int:
-        """Keys that one copy brings."""
-        return self.page_rows or TILE
+    def block(self) -> int:
+        return TILE
 
     @property
     def k_rows(self) -> int:
         """Keys of K, of which a CTA may hold but a share, that one copy brings."""
         return min(self.key_rows, self.keys)
-
-    @property
-    def rows(self) -> int:
-        """Of a tile that are in use."""
-        return self.queries * self.packed
 
     @property
     def d_v(self) -> int:
@@ -188,13 +174,3 @@ class Spec(ForwardSpec):
             ),
             ctas=self.ctas,
         )
-
-    @cached_property
-    def tmem(self) -> dict[str, Placed]:
-        return place(self.pipeline.tmem, self.pipeline.limits.tmem_columns, "columns")
-
-    @property
-    def tmem_columns(self) -> int:
-        """To allocate: a power of two, at least 32."""
-        used = max(p.end for p in self.tmem.values())
-        return max(32, 1 << (used - 1).bit_length())

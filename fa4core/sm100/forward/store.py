@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import cute
-from cutlass.cute.nvgpu import cpasync
 
+from fa4core.forward.rows import results_batch
+from fa4core.forward.tma import Operand
 from fa4core.pipeline.effects import Fixed, reads, touches
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.forward.rows import results_batch
 from fa4core.sm100.forward.spec import Spec
-from fa4core.sm100.forward.views import q_rows
 
 
 @cute.jit
@@ -40,17 +39,12 @@ class StoreWork(Fixed):
     """TMA copies of one part each.
 
     Attributes:
-        atom: Copy atom.
-        results: `views.results`.
-        staged: Shared memory: (packed heads, queries, columns, copy, stage).
+        out: Of `views.results`.
         place: (queries' rows in a batch entry, batch entries of queries).
     """
 
-    def __init__(
-        self, spec: Spec, atom: cute.CopyAtom, results: cute.Tensor, staged: cute.Tensor,
-        place: tuple,
-    ):  # fmt: skip
-        self.spec, self.atom, self.results, self.staged = spec, atom, results, staged
+    def __init__(self, spec: Spec, out: Operand, place: tuple):
+        self.spec, self.out = spec, out
         self.rows_of_batch, self.batches = place
         self.tiles, self.parts = tuple(range(spec.tiles)), tuple(range(spec.out_parts))
 
@@ -59,17 +53,10 @@ class StoreWork(Fixed):
         """Returns when TMA has read the stage."""
         first = (item.tile * self.spec.tiles + t) * self.spec.queries
         start = results_batch(self.spec, item, self.batches) * self.rows_of_batch + item.start_q
-        there = self.results[(None, None, None, item.h, start + item.seqlen_q)]
-        offset = 0, self.results.shape[1] - item.seqlen_q + first, part * self.spec.out_columns
-        shape = *q_rows(self.spec), self.spec.out_columns
-        tile = cute.local_tile(cute.domain_offset(offset, there), shape, (0, 0, 0))
-        of, to = cpasync.tma_partition(
-            self.atom,
-            0,
-            cute.make_layout(1),
-            cute.group_modes(self.staged, 0, 3),
-            cute.group_modes(tile, 0, 3),
-        )
-        cute.copy(self.atom, of[(None, 0, stage)], to)
+        view = self.out.view
+        there = view[(None, None, None, item.h, start + item.seqlen_q)]
+        offset = 0, view.shape[1] - item.seqlen_q + first, part * self.spec.out_columns
+        shape = *self.spec.q_rows, self.spec.out_columns
+        self.out.store(there, offset, shape, (0, stage))
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)

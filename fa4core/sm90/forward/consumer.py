@@ -1,8 +1,7 @@
 """The consumer role: warpgroups of 64 queries that multiply, weigh and finish.
 
-Accumulators live in registers. Of the scores, a thread holds two rows, 8 apart, and of each row the
-columns 8 c + 2 (lane % 4) + {0, 1}: four threads share a row. In that order the scores, rounded to
-16 bits, are the operand of the second product, so that P never leaves the registers.
+Accumulators live in registers. In the order in which a thread holds scores (`fragments`) they are,
+rounded to 16 bits, the operand of the second product, so that P never leaves the registers.
 """
 
 from __future__ import annotations
@@ -13,13 +12,23 @@ import cutlass
 from cutlass import const_expr, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from fa4core.forward.work import Row
+from fa4core.forward.rows import row_at
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E
-from fa4core.sm90.forward.rows import HALVES, Rows, exp2_block, half_of, maximum, moved
-from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm90.forward.rows import Rows, exp2_block
+from fa4core.sm90.forward.spec import Spec
+from fa4core.sm90.fragments import (
+    HALVES,
+    column,
+    copy_words,
+    first_column,
+    half_of,
+    maximum,
+    moved,
+    row_of,
+)
 
 
 @cute.jit
@@ -94,9 +103,12 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.pv(t, v_stage)
             work.settle(0)
             v_free.arrive(stage=v_stage)
-        work.stored(0)
-        work.finish(t, item, rows)
-        work.store(t, item)
+        if const_expr(work.staged):
+            work.stored(0)
+            work.finish(t, item, rows)
+            work.store(t, item)
+        else:
+            work.write(t, item, rows)
         if const_expr(in_q):
             work.stored(0)
             q_free.arrive(t)
@@ -117,6 +129,7 @@ class ConsumerWork(Fixed):
         mods: Mask and score mod.
         scale: Run-time factor on q . k.
         epilogue: Finishes rows.
+        staged: Whether finished rows go through shared memory.
     """
 
     def __init__(self, spec: Spec, make_qk, make_pv, q, k, v, s, p, o, mods, scale, epilogue):
@@ -125,7 +138,7 @@ class ConsumerWork(Fixed):
         self.s, self.p, self.o = s, p, o
         self.next = cute.make_rmem_tensor(p.layout, p.element_type)
         self.mods, self.scale, self.epilogue = mods, scale, epilogue
-        self.thread = epilogue.thread
+        self.thread, self.staged = epilogue.thread, not spec.split
 
     def start(self) -> Rows:
         factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
@@ -167,18 +180,11 @@ class ConsumerWork(Fixed):
         """Apply the score mod, and on partial tiles the mask, to S."""
         if self.mods.nothing_to_do(partial):
             return
-        lane = self.thread % 32
-        row = (item.tile * self.spec.tiles + t) * ROWS + self.thread // 32 * 16 + lane // 4
-        first = j * self.spec.keys + 2 * (lane % 4)
+        first = j * self.spec.block + first_column(self.thread)
         for half in HALVES:
             scores = half_of(self.s, half)
-            self.mods.apply(
-                scores, item, Row(row + 8 * half, item.h), first, partial, self.scale, self._column
-            )
-
-    @staticmethod
-    def _column(i: int) -> int:
-        return i // 2 * 8 + i % 2
+            row = row_at(self.spec, item, t, row_of(self.thread) + 8 * half)
+            self.mods.apply(scores, item, row, first, partial, self.scale, column)
 
     def no_factors(self) -> tuple:
         return cutlass.Float32(1.0), cutlass.Float32(1.0)
@@ -198,13 +204,13 @@ class ConsumerWork(Fixed):
         sums = exp2_block(self.spec, self.s, weights, rows, exact)
         rounded = cute.make_rmem_tensor(self.s.layout, self.p.element_type)
         rounded.store(weights.load().to(self.p.element_type))
-        _copy_words(rounded, self.next)
+        copy_words(rounded, self.next)
         return sums
 
     @touches(lambda t: (reads("next", t), writes("p", t)))
     def pass_on(self, t: Any) -> None:
         """The next P is P: the product that read the one before is done."""
-        _copy_words(self.next, self.p, moved)
+        copy_words(self.next, self.p, moved)
 
     @touches(lambda t, factors: (reads("o", t), writes("o", t)))
     def rescale(self, t: Any, factors: tuple) -> None:
@@ -224,20 +230,15 @@ class ConsumerWork(Fixed):
         """Normalise O and put it into shared memory; write the rows' statistics."""
         self.epilogue.finish(self.o, rows, item, t)
 
+    @touches(lambda t, item, rows: (reads("o", t),))
+    def write(self, t: Any, item: Any, rows: Rows) -> None:
+        """Normalise O and write it and the rows' statistics, all of them from registers."""
+        self.epilogue.write(self.o, rows, item, t)
+
     @touches(lambda t, item: (reads("rows", t),), unit="store")
     def store(self, t: Any, item: Any) -> None:
         """Rows from shared to global memory, begun."""
         self.epilogue.store(item, t)
-
-
-def _copy_words(of: cute.Tensor, to: cute.Tensor, how: Any = lambda word: word) -> None:
-    """16-bit numbers in registers, two at a time."""
-    flat = cute.make_layout(cute.size(of))
-    source, target = (
-        cute.recast_tensor(cute.make_tensor(t.iterator, flat), cutlass.Int32) for t in (of, to)
-    )
-    for i in range(cute.size(source)):
-        target[i] = how(source[i])
 
 
 def _maximum(values: cute.Tensor) -> Any:

@@ -14,9 +14,12 @@ from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.utils import LayoutEnum
 
+from fa4core.forward.combine import followed_by_combine
 from fa4core.forward.mods import Mods
+from fa4core.forward.panels import boxes, clear_rows
 from fa4core.forward.source import stride
-from fa4core.forward.views import batched, keys
+from fa4core.forward.tma import Operand, copies
+from fa4core.forward.views import batched, by_rows, keys, queries, results
 from fa4core.forward.work import Plan, Share
 from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
@@ -24,6 +27,7 @@ from fa4core.sm90.forward.consumer import ConsumerWork, consumer
 from fa4core.sm90.forward.epilogue import Epilogue
 from fa4core.sm90.forward.load import LoadWork, load
 from fa4core.sm90.forward.spec import ROWS, Spec
+from fa4core.sm90.memory import dtype_of, staged, tensor_in
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
@@ -33,16 +37,21 @@ class Products:
 
     def __init__(self, spec: Spec):
         self.spec = spec
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
-        rows, d, d_v, keys = ROWS, spec.d, spec.d_v, spec.keys
+        self.dtype = dtype_of(spec)
+        rows, d, d_v, keys = ROWS, spec.d, spec.d_v, spec.block
         row, column = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
         self.qk_tile, self.pv_tile = (rows, keys, d), (rows, d_v, keys)
         make_a, make_b = sm90.make_smem_layout_a, sm90.make_smem_layout_b
-        self.q_layout = self._in("q", make_a(row, self.qk_tile, self.dtype, 1))
-        self.k_layout = self._in("k", make_b(row, self.qk_tile, self.dtype, 1))
-        self.v_layout = self._in("v", make_b(column, self.pv_tile, self.dtype, 1))
-        rows_of = sm90.make_smem_layout_epi(self.dtype, row, (rows, d_v), 1)
-        self.rows_layout = self._in("rows", rows_of)
+        self.q_layout = staged(spec, "q", make_a(row, self.qk_tile, self.dtype, 1), self.dtype)
+        self.k_layout = staged(spec, "k", make_b(row, self.qk_tile, self.dtype, 1), self.dtype)
+        self.v_layout = staged(spec, "v", make_b(column, self.pv_tile, self.dtype, 1), self.dtype)
+
+    @property
+    def rows_layout(self) -> cute.ComposedLayout:
+        """Of finished rows."""
+        rows = ROWS, self.spec.d_v
+        layout = sm90.make_smem_layout_epi(self.dtype, LayoutEnum.ROW_MAJOR, rows, 1)
+        return staged(self.spec, "rows", layout, self.dtype)
 
     def qk(self) -> cute.TiledMma:
         return self._mma(K_MAJOR, self.qk_tile, warpgroup.OperandSource.SMEM)
@@ -55,14 +64,6 @@ class Products:
             self.dtype, self.dtype, K_MAJOR, b_major, cutlass.Float32, (1, 1, 1), tile[:2], source
         )
 
-    def _in(self, region: str, layout: cute.ComposedLayout) -> cute.ComposedLayout:
-        """The same tile, once for each stage of a region of shared memory."""
-        placed = self.spec.smem[region]
-        stride = placed.stride * 8 // self.dtype.width
-        stages = cute.make_layout(placed.region.stages, stride=stride)
-        one = cute.select(layout, mode=[0, 1])
-        return cute.make_composed_layout(one.inner, 0, cute.append(one.outer, stages))
-
 
 @cute.kernel
 def forward_kernel(
@@ -73,12 +74,13 @@ def forward_kernel(
     k: cute.Tensor,
     load_v: cute.CopyAtom,
     v: cute.Tensor,
-    store: cute.CopyAtom,
+    store: cute.CopyAtom | None,
     out: cute.Tensor,
     lse: cute.Tensor,
     row_max: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
+    pages: tuple,
     captured: tuple,
     scale: cutlass.Float32,
 ):
@@ -91,14 +93,17 @@ def forward_kernel(
 
     pointer = memory + spec.smem["barriers"].offset
     barriers = Barriers(pipeline, cute.recast_ptr(pointer, dtype=cutlass.Int64))
-    s_q = _operand(memory, spec, "q", products.q_layout, products.dtype)
-    s_k = _operand(memory, spec, "k", products.k_layout, products.dtype)
-    s_v = _operand(memory, spec, "v", products.v_layout, products.dtype)
-    s_rows = _operand(memory, spec, "rows", products.rows_layout, products.dtype)
+    s_q = tensor_in(memory, spec, "q", products.q_layout, products.dtype)
+    s_k = tensor_in(memory, spec, "k", products.k_layout, products.dtype)
+    s_v = tensor_in(memory, spec, "v", products.v_layout, products.dtype)
+    s_rows = None
+    if cutlass.const_expr(not spec.split):
+        s_rows = tensor_in(memory, spec, "rows", products.rows_layout, products.dtype)
 
     if thread == 0:
         barriers.initialise()
     cute.arch.mbarrier_init_fence()
+    clear_rows(memory, spec.smem["q"], spec.rows, spec.d, ROWS, thread, pipeline.threads)
     cute.arch.sync_threads()
 
     registers = {role.name: role.registers for role in pipeline.roles}
@@ -109,23 +114,40 @@ def forward_kernel(
     t = copy_of(pipeline, "consumer", warp)
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
-        operands = {"q": (load_q, q, s_q), "k": (load_k, k, s_k), "v": (load_v, v, s_v)}
-        load(LoadWork(spec, operands), plan, Ends(pipeline, "load", barriers))
+        operands = {"q": (load_q, q), "k": (load_k, k), "v": (load_v, v)}
+        load(_loading(spec, memory, operands, pages), plan, Ends(pipeline, "load", barriers))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
     if in_role(pipeline, "consumer", warp):
         cute.arch.setmaxregister_increase(registers["consumer"])
         member = thread_of(pipeline, "consumer", thread)
-        epilogue = (s_rows, store, out, lse, row_max, mods, scale)
+        batches = q.shape[3] if spec.packed == 1 else q.shape[4]
+        finished = _results(spec, memory, store, out)
+        epilogue = (s_rows, finished, lse, row_max, batches, mods, scale)
         work = _consumer_work(spec, products, t, member, s_q, s_k, s_v, mods, scale, epilogue)
         consumer(work, plan, Ends(pipeline, "consumer", barriers), t)
 
 
-def _operand(
-    memory: cute.Pointer, spec: Spec, name: str, layout: cute.ComposedLayout, dtype: Any
-) -> cute.Tensor:
-    pointer = cute.recast_ptr(memory + spec.smem[name].offset, layout.inner, dtype=dtype)
-    return cute.make_tensor(pointer, layout.outer)
+def _loading(spec: Spec, memory: cute.Pointer, operands: dict, pages: tuple) -> LoadWork:
+    shapes = {
+        "q": (_q_rows(spec), spec.d, ROWS),
+        "k": ((spec.key_rows,), spec.d, spec.block),
+        "v": ((spec.key_rows,), spec.d_v, spec.block),
+    }
+    shared = {x: boxes(memory, spec.smem[x], *shapes[x], dtype_of(spec)) for x in shapes}
+    found = {x: Operand(atom, view, shared[x]) for x, (atom, view) in operands.items()}
+    return LoadWork(spec, found, pages)
+
+
+def _results(spec: Spec, memory: cute.Pointer, store: Any, out: cute.Tensor) -> Any:
+    if spec.split:
+        return out
+    placed = spec.smem["rows"]
+    return Operand(store, out, boxes(memory, placed, _q_rows(spec), spec.d_v, ROWS, dtype_of(spec)))
+
+
+def _q_rows(spec: Spec) -> tuple[int, ...]:
+    return (ROWS,) if spec.packed == 1 else spec.q_rows
 
 
 def _consumer_work(
@@ -142,7 +164,7 @@ def _consumer_work(
         qk.make_fragment_B(qk.get_slice(0).partition_B(k)),
         pv.make_fragment_B(pv.get_slice(0).partition_B(v)),
         cute.make_rmem_tensor(scores, cutlass.Float32),
-        pv.make_fragment_A(pv.partition_shape_A((ROWS, spec.keys))),
+        pv.make_fragment_A(pv.partition_shape_A((ROWS, spec.block))),
         cute.make_rmem_tensor(output, cutlass.Float32),
         mods,
         scale,
@@ -160,6 +182,7 @@ def forward(
     row_max: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
+    pages: tuple,
     captured: tuple,
     scale: cutlass.Float32,
     ctas: cutlass.Int32,
@@ -167,32 +190,28 @@ def forward(
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), lse and row_max: (batch, heads, rows), packed tensors
-    without a batch; items and runs: see `tables`."""
+    without a batch; items and runs: see `tables`. In pages, k and v: (pages, rows, heads, d)."""
     q, k, v, out = (batched(tensor, 4) for tensor in (q, k, v, out))
     lse, row_max = (batched(rows, 3) for rows in (lse, row_max))
-    products = Products(spec)
     inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-    load_q, g_q = _tma(inward, keys(q), products.q_layout, (ROWS, spec.d))
-    load_k, g_k = _tma(inward, keys(k), products.k_layout, (spec.keys, spec.d))
-    load_v, g_v = _tma(inward, _transposed(keys(v)), products.v_layout, (spec.d_v, spec.keys))
-    store, g_out = _tma(outward, keys(out), products.rows_layout, (ROWS, spec.d_v))
+    plain = spec.packed == 1
+    of_q = keys(q) if plain else queries(q, spec.packed)
+    load_q, g_q = copies(inward, of_q, _q_rows(spec), spec.d, ROWS)
+    load_k, g_k = copies(inward, keys(k), (spec.key_rows,), spec.d, spec.block)
+    load_v, g_v = copies(inward, keys(v), (spec.key_rows,), spec.d_v, spec.block)
+    store, g_out = None, by_rows(out)  # shares of keys leave float32, straight from registers
+    if cutlass.const_expr(not spec.split):
+        of_out = keys(out) if plain else results(out, spec.packed)
+        store, g_out = copies(outward, of_out, _q_rows(spec), spec.d_v, ROWS)
     by_row = [
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
-        spec, load_q, g_q, load_k, g_k, load_v, g_v, store, g_out, *by_row, items, runs, captured,
-        scale,
+        spec, load_q, g_q, load_k, g_k, load_v, g_v, store, g_out, *by_row, items, runs, pages,
+        captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
 
 
-def _tma(
-    op: Any, view: cute.Tensor, layout: cute.ComposedLayout, shape: tuple
-) -> tuple[cute.CopyAtom, cute.Tensor]:
-    """TMA's copy of one tile and its view of a tensor."""
-    return cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
-
-
-def _transposed(view: cute.Tensor) -> cute.Tensor:
-    return cute.make_tensor(view.iterator, cute.select(view.layout, mode=[1, 0, 2, 3, 4]))
+forward_and_combine = followed_by_combine(forward)

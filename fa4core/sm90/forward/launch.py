@@ -11,11 +11,10 @@ import attrs
 import torch
 
 from fa4core.compile.kernel import Kernel
-from fa4core.forward.arguments import captured
+from fa4core.forward.arguments import captured, compiled_for, of_shares, pages
+from fa4core.forward.coordinates import packed, packing
 from fa4core.forward.metadata import Metadata, metadata, pre_pass
 from fa4core.places import Place
-from fa4core.plan.target import target as planned
-from fa4core.plan.tiles import tile_map
 from fa4core.prepared import Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.spec import ROWS, Spec
@@ -25,35 +24,22 @@ from primitives.schedule import Schedule
 
 def spec_of(call: Call, target: str, shape: Shape | None = None) -> Spec:
     """What a call's kernel is compiled for; `shape` instead of the tuned one."""
-    problem, program, hardware = call.problem, call.program, planned(target)
-    threshold = program.rescale_threshold
-    rows = max(problem.seqlens_q, default=0)
-    masked = not program.graph.mask.is_const
-    return Spec(
-        graph=program.graph.dump(),
-        dtype=str(problem.dtype).removeprefix("torch."),
-        head_dim=problem.head_dim,
-        head_dim_v=problem.head_dim_v,
-        shape=shape or shape_of(problem.head_dim, problem.head_dim_v, rows, masked),
-        exp=program.exp or hardware.exp,
-        threshold=hardware.rescale_threshold if threshold is None else float(threshold),
-        negative_scale=call.scale <= 0,
-        target=target,
-    )
+    problem, schedule = call.problem, schedule_of(call)
+    rows = max(problem.seqlens_q, default=0) * packing(call.program, problem, ROWS)
+    # what masked kernels have has the larger divisors in common with pages
+    masked = problem.page_size is not None or not call.program.graph.mask.is_const
+    shape = shape or shape_of(problem.head_dim, problem.head_dim_v, rows, masked)
+    return Spec(**compiled_for(call, target, schedule, ROWS, shape.keys), shape=shape)
+
+
+def host_function(spec: Spec) -> str:
+    """The host function that launches what a call needs."""
+    return f"fa4core.sm90.forward.kernel:forward{'_and_combine' if spec.split else ''}"
 
 
 def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> Metadata:
     """The plan of a call; see `Metadata` for what else may use it."""
-    problem = call.problem
-    tiles = tile_map(
-        call.program.graph.mask,
-        batch=problem.batch,
-        heads=problem.heads_q,
-        seqlens_q=problem.seqlens_q,
-        seqlens_k=problem.seqlens_k,
-        tile_q=ROWS,
-        tile_k=spec.keys,
-    )
+    problem, tiles = packed(call.program, call.problem, spec)
     return metadata(problem, tiles, spec.tiles, schedule_of(call), place, device)
 
 
@@ -73,13 +59,14 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
         return None
     persistent = schedule_of(call).source == "persistent"
     ctas = min(place.sms, len(plan)) if persistent else len(plan)
-    return plan.items, plan.runs, captured(call.program.graph.captures), float(call.scale), ctas
+    arguments = pages(call), captured(call.program.graph.captures)
+    return plan.items, plan.runs, *arguments, float(call.scale), ctas
 
 
 FORWARD = Skeleton(
     spec_of,
-    lambda spec: "fa4core.sm90.forward.kernel:forward",
-    lambda call, spec, out, rows: (),
+    host_function,
+    lambda call, spec, out, rows: of_shares(schedule_of(call).num_splits, out, rows),
     metadata_of,
     before,
     run_time,

@@ -1,17 +1,17 @@
 """The load role: one warp that brings Q, K and V into shared memory by TMA.
 
-The only role that knows where sequences lie; how rows behind a sequence are left out is said in
-`fa4core.forward.views`.
+The only role that knows where sequences lie; how keys are found is said in
+`fa4core.forward.blocks`, and how rows behind a sequence are left out in `fa4core.forward.views`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import cpasync
 
+from fa4core.forward.blocks import KeyBlocks, Part
+from fa4core.forward.tma import Operand
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
@@ -34,8 +34,9 @@ def load(work: Any, plan: Any, ends: Ends):
         item = plan.item(index)
         if item.blocks > 0:
             begin = plan.run(item.first_run)
+            pages = work.pages(item, begin.first)
             k_free.wait()
-            work.load_k(item, begin.first, k.stage, barrier=k.expect(work.k_bytes))
+            work.load_k(item, begin.first, pages, k.stage, barrier=k.expect(work.k_bytes))
             k.advance()
             k_free.advance()
         if (item.blocks > 0) | in_q:
@@ -47,14 +48,15 @@ def load(work: Any, plan: Any, ends: Ends):
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
             for j in range(run.first, run.end):
+                pages = work.pages(item, j)
                 if done == 0:
                     k_free.wait()
-                    work.load_k(item, j, k.stage, barrier=k.expect(work.k_bytes))
+                    work.load_k(item, j, pages, k.stage, barrier=k.expect(work.k_bytes))
                     k.advance()
                     k_free.advance()
                 done = 0
                 v_free.wait()
-                work.load_v(item, j, v.stage, barrier=v.expect(work.v_bytes))
+                work.load_v(item, j, pages, v.stage, barrier=v.expect(work.v_bytes))
                 v.advance()
                 v_free.advance()
         index = source.next(index)
@@ -63,56 +65,41 @@ def load(work: Any, plan: Any, ends: Ends):
 class LoadWork(Fixed):
     """TMA copies of one tile each.
 
-    `operands` maps "q", "k", "v" to (copy atom, coordinate tensor, shared memory), as `kernel`
-    makes them.
+    Attributes:
+        q: The operand, of `views.keys`, or of `views.queries` where heads are packed.
+        keys: Brings K and V.
     """
 
-    def __init__(self, spec: Spec, operands: dict[str, tuple]):
-        self.tiles, self.keys = tuple(range(spec.tiles)), spec.keys
-        self.operands = operands
-        self.shapes = {"q": (ROWS, spec.d), "k": (spec.keys, spec.d), "v": (spec.d_v, spec.keys)}
-        self.q_bytes, self.k_bytes, self.v_bytes = (2 * a * b for a, b in self.shapes.values())
+    def __init__(self, spec: Spec, operands: dict[str, Operand], pages: tuple):
+        self.spec, self.tiles, self.q = spec, tuple(range(spec.tiles)), operands["q"]
+        columns = {"k": spec.d, "v": spec.d_v}
+        self.q_bytes = spec.rows * spec.d * 2
+        self.k_bytes, self.v_bytes = (spec.block * n * 2 for n in columns.values())
+        copies, rows = spec.block // spec.key_rows, spec.key_rows
+        parts = {name: Part(0, 0, copies, (rows, n)) for name, n in columns.items()}
+        self.keys = KeyBlocks(spec, operands, parts, pages)
 
     @touches(lambda item, t, barrier: (writes("q", t),), unit="tma")
     def load_q(self, item: Any, t: Any, barrier: Any) -> None:
-        row = (item.tile * len(self.tiles) + t) * ROWS
-        # A query tile behind the last one gets the first: on an H200, a box that lies outside its
-        # tensor altogether ends in an illegal address where memory before the tensor is unmapped.
+        spec = self.spec
+        row = (item.tile * spec.tiles + t) * spec.queries
+        # A query tile behind the last one gets the first: see `KeyBlocks.page_place`.
         row = select(row < item.seqlen_q, row, 0, "int")
-        self._copy("q", row, item.seqlen_q, item.start_q, item.h, item.b_q, t, barrier)
+        if spec.packed == 1:
+            there, first = self.q.rows_of(item.b_q, item.h, item.start_q, item.seqlen_q, row)
+            self.q.load(there, (first, 0), (ROWS, spec.d), (0, t), barrier)
+        else:
+            there = self.q.view[(None, None, None, item.h, item.b_q)]
+            first = 0, item.start_q + row, 0
+            self.q.load(there, first, (*spec.q_rows, spec.d), (0, t), barrier)
 
-    @touches(lambda item, j, stage, barrier: (writes("k", stage),), unit="tma")
-    def load_k(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        place = (j * self.keys, item.seqlen_k, item.start_k, item.h_kv, item.b_k)
-        self._copy("k", *place, stage, barrier)
+    def pages(self, item: Any, j: Any) -> Any:
+        return self.keys.pages(item, j)
 
-    @touches(lambda item, j, stage, barrier: (writes("v", stage),), unit="tma")
-    def load_v(self, item: Any, j: Any, stage: Any, barrier: Any) -> None:
-        place = (j * self.keys, item.seqlen_k, item.start_k, item.h_kv, item.b_k)
-        self._copy("v", *place, stage, barrier)
+    @touches(lambda item, j, pages, stage, barrier: (writes("k", stage),), unit="tma")
+    def load_k(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
+        self.keys.load("k", item, j, pages, stage, barrier)
 
-    def _copy(
-        self, name: str, row: Any, length: Any, start: Any, h: Any, b: Any, stage: Any, barrier: Any
-    ) -> None:
-        atom, source, shared = self.operands[name]
-        axis = 1 if name == "v" else 0
-        to, of = partition(atom, shared, source, self.shapes[name], axis, row, length, start, h, b)
-        cute.copy(atom, of, to[(None, stage)], tma_bar_ptr=barrier)
-
-
-def partition(
-    atom: Any, shared: Any, tensor: Any, shape: tuple, axis: int,
-    row: Any, length: Any, start: Any, h: Any, b: Any,
-) -> tuple[Any, Any]:  # fmt: skip
-    """A tile in shared memory, by stage, and its place in global memory, as TMA copies them."""
-    there = tensor[(None, None, h, b, start + length)]
-    shift = [cutlass.Int32(0), cutlass.Int32(0)]
-    shift[axis] = tensor.shape[axis] - length + row
-    tile = cute.local_tile(cute.domain_offset(tuple(shift), there), shape, (0, 0))
-    return cpasync.tma_partition(
-        atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(shared, 0, 2),
-        cute.group_modes(tile, 0, 2),
-    )
+    @touches(lambda item, j, pages, stage, barrier: (writes("v", stage),), unit="tma")
+    def load_v(self, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
+        self.keys.load("v", item, j, pages, stage, barrier)

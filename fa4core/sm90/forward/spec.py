@@ -16,7 +16,7 @@ import attrs
 
 from fa4core.forward.spec import ForwardSpec
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
-from fa4core.pipeline.layout import place
+from fa4core.pipeline.layout import place as placed_in
 from fa4core.sm90.forward.tuning import Shape
 
 ROWS = 64  # queries of a warpgroup: M of every wgmma
@@ -46,8 +46,11 @@ class Spec(ForwardSpec):
         return False
 
     @property
-    def keys(self) -> int:
-        """Keys of a block."""
+    def tile(self) -> int:
+        return ROWS
+
+    @property
+    def block(self) -> int:
         return self.shape.keys
 
     @cached_property
@@ -72,25 +75,27 @@ class Spec(ForwardSpec):
             ),
             smem=self._shared(apart=self._bytes(apart=True) <= Limits().smem_bytes),
             rmem=(
-                Region("s", ROWS * self.keys, stages=tiles),
-                Region("p", ROWS * self.keys // 2, stages=tiles),
-                Region("next", ROWS * self.keys // 2, stages=tiles),
+                Region("s", ROWS * self.block, stages=tiles),
+                Region("p", ROWS * self.block // 2, stages=tiles),
+                Region("next", ROWS * self.block // 2, stages=tiles),
                 Region("o", ROWS * self.d_v, stages=tiles),
             ),
         )
 
     def _shared(self, apart: bool) -> tuple[Region, ...]:
-        """Regions of shared memory; finished rows have one of their own only if it fits."""
+        """Regions of shared memory; finished rows have one of their own only if it fits, and none
+        if they are those of a share of the keys, in float32."""
         rows = Region("rows", ROWS * self.d_v * 2, stages=self.tiles, align=1024)
         q_bytes = ROWS * (self.d if apart else max(self.d, self.d_v)) * 2
+        place = rows if apart else attrs.evolve(rows, inside="q", align=1)
         return (
             Region("barriers", 512, align=1024),
             Region("q", q_bytes, stages=self.tiles, align=1024),
-            rows if apart else attrs.evolve(rows, inside="q", align=1),
-            Region("k", self.keys * self.d * 2, stages=self.shape.stages, align=1024),
-            Region("v", self.keys * self.d_v * 2, stages=self.shape.stages, align=1024),
+            *(() if self.split else (place,)),
+            Region("k", self.block * self.d * 2, stages=self.shape.stages, align=1024),
+            Region("v", self.block * self.d_v * 2, stages=self.shape.stages, align=1024),
         )
 
     def _bytes(self, apart: bool) -> int:
-        placed = place(self._shared(apart), 1 << 30, "bytes")
+        placed = placed_in(self._shared(apart), 1 << 30, "bytes")
         return max(p.offset + p.stride * p.region.stages for p in placed.values())

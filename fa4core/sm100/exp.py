@@ -1,6 +1,6 @@
-"""exp2 of a row's scores by policy: MUFU, a polynomial on FMA units, or a mix.
+"""exp2 of scores by policy: MUFU, a polynomial on FMA units, or a mix.
 
-Everything goes two keys at a time, as the packed instructions do. The polynomial is
+Everything goes two elements of a row at a time, as the packed instructions do. The polynomial is
 `fa4core.reference.exp2`'s: Cody-Waite range reduction to [0, 1), Horner's rule with constant term
 1, the integer part added to the exponent (FlashAttention-4, section 3.1).
 """
@@ -13,7 +13,7 @@ import cutlass
 from cutlass import cute
 
 from fa4core.reference.exp2 import COEFFICIENTS, emulated
-from fa4core.sm100.forward.spec import Spec
+from fa4core.spec import KernelSpec
 
 Pair = tuple[Any, Any]
 
@@ -38,14 +38,18 @@ def polynomial_exp2(x: Pair, degree: int) -> Pair:
     return tuple(b.bitcast(cutlass.Float32) for b in bits)
 
 
+def exp2_pair(spec: KernelSpec, i: int, x: Pair) -> Pair:
+    """2^x of elements `i` and `i + 1` of a row."""
+    if emulated(i, spec.exp.fraction):
+        return polynomial_exp2(x, spec.exp.degree)
+    return tuple(cute.math.exp2(n, fastmath=True) for n in x)
+
+
 def exp2_row(
-    spec: Spec, row: cute.Tensor, keys: range, factor: cutlass.Float32, shift: cutlass.Float32
+    spec: KernelSpec, row: cute.Tensor, keys: range, factor: cutlass.Float32, shift: cutlass.Float32
 ) -> None:
     """2^(factor * row[i] - shift) for the keys, in place; their number is even."""
     for i in keys[::2]:
         pair = row[i], row[i + 1]
         x = cute.arch.fma_packed_f32x2(pair, (factor, factor), (-shift, -shift))
-        if emulated(i, spec.exp.fraction):
-            row[i], row[i + 1] = polynomial_exp2(x, spec.exp.degree)
-        else:
-            row[i], row[i + 1] = (cute.math.exp2(n, fastmath=True) for n in x)
+        row[i], row[i + 1] = exp2_pair(spec, i, x)

@@ -8,7 +8,9 @@ The sink is in the first share's LSE. One thread merges eight columns of a row.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -17,48 +19,52 @@ from cutlass import cute
 
 from fa4core.forward.views import batched, by_rows
 from fa4core.lowering.cute import select
-from fa4core.sm100.forward.kernel import forward
-from fa4core.sm100.forward.softmax import maximum
 
 THREADS = 128
 COLUMNS = 8  # of a thread: 16 bytes of the output
 LOG2E = math.log2(math.e)
 NEVER = -math.inf
+maximum = functools.partial(cute.arch.fmax, nan=True)  # NaN if either is
 
 
-@cute.jit
-def forward_and_combine(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    v: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    row_max: cute.Tensor,
-    part_out: cute.Tensor,
-    part_lse: cute.Tensor,
-    part_max: cute.Tensor,
-    items: cute.Tensor,
-    runs: cute.Tensor,
-    page_table: cute.Tensor,
-    captured: tuple,
-    scale: cutlass.Float32,
-    ctas: cutlass.Int32,
-    stream: cuda.CUstream,
-    spec: cutlass.Constexpr,
-):
-    """As `kernel.forward`; `part_...` are the results of the shares, (shares * batch, ...)."""
-    out, lse, row_max = batched(out, 4), batched(lse, 3), batched(row_max, 3)
-    forward(
-        q, k, v, part_out, part_lse, part_max, items, runs, page_table, captured, scale, ctas,
-        stream, spec,
-    )  # fmt: skip
-    pieces = cute.size(lse) * (spec.head_dim_v // COLUMNS)
-    combine_kernel(
-        spec.head_dim_v, by_rows(out), lse, row_max, by_rows(part_out), part_lse,
-        part_max, pieces,
-    ).launch(
-        grid=[cute.ceil_div(pieces, THREADS), 1, 1], block=[THREADS, 1, 1], stream=stream
-    )  # fmt: skip
+def followed_by_combine(forward: Callable[..., None]) -> Callable[..., None]:
+    """A target's host function, for split keys."""
+
+    @cute.jit
+    def forward_and_combine(
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        row_max: cute.Tensor,
+        part_out: cute.Tensor,
+        part_lse: cute.Tensor,
+        part_max: cute.Tensor,
+        items: cute.Tensor,
+        runs: cute.Tensor,
+        pages: tuple,
+        captured: tuple,
+        scale: cutlass.Float32,
+        ctas: cutlass.Int32,
+        stream: cuda.CUstream,
+        spec: cutlass.Constexpr,
+    ):
+        """As `forward`; `part_...` are the results of the shares, (shares * batch, ...)."""
+        out, lse, row_max = batched(out, 4), batched(lse, 3), batched(row_max, 3)
+        forward(
+            q, k, v, part_out, part_lse, part_max, items, runs, pages, captured, scale, ctas,
+            stream, spec,
+        )  # fmt: skip
+        pieces = cute.size(lse) * (spec.head_dim_v // COLUMNS)
+        combine_kernel(
+            spec.head_dim_v, by_rows(out), lse, row_max, by_rows(part_out), part_lse,
+            part_max, pieces,
+        ).launch(
+            grid=[cute.ceil_div(pieces, THREADS), 1, 1], block=[THREADS, 1, 1], stream=stream
+        )  # fmt: skip
+
+    return forward_and_combine
 
 
 @cute.kernel

@@ -1,0 +1,114 @@
+"""Shared memory of the Hopper kernels: operands in their regions, and how TMA moves them.
+
+Where regions lie is the pipeline's declaration; how rows behind a sequence are left out is said in
+`fa4core.forward.views`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import cpasync, warp
+
+from fa4core.forward.tma import within
+from fa4core.spec import KernelSpec
+
+
+def dtype_of(spec: KernelSpec) -> Any:
+    """The type of the inputs."""
+    return {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
+
+
+def staged(
+    spec: KernelSpec, region: str, layout: cute.ComposedLayout, dtype: Any
+) -> cute.ComposedLayout:
+    """The layout of a tile, once for each stage of a region."""
+    placed = spec.smem[region]
+    stride = placed.stride * 8 // dtype.width
+    stages = cute.make_layout(placed.region.stages, stride=stride)
+    one = cute.select(layout, mode=[0, 1])
+    return cute.make_composed_layout(one.inner, 0, cute.append(one.outer, stages))
+
+
+def tensor_in(
+    memory: cute.Pointer, spec: KernelSpec, region: str, layout: cute.ComposedLayout, dtype: Any
+) -> cute.Tensor:
+    """A region as a tensor; `memory` is where all of them begin."""
+    pointer = cute.recast_ptr(memory + spec.smem[region].offset, layout.inner, dtype=dtype)
+    return cute.make_tensor(pointer, layout.outer)
+
+
+def tma(
+    op: Any, view: cute.Tensor, layout: cute.ComposedLayout, shape: tuple
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """TMA's copy of one tile and its view of a tensor."""
+    return cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
+
+
+def transposed(tensor: cute.Tensor) -> cute.Tensor:
+    """With its first two modes exchanged."""
+    rest = list(range(2, cute.rank(tensor)))
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=[1, 0, *rest]))
+
+
+def partition(
+    atom: Any, shared: Any, tensor: Any, shape: tuple, axis: int,
+    row: Any, length: Any, start: Any, h: Any, b: Any, column: Any = 0,
+) -> tuple[Any, Any]:  # fmt: skip
+    """A tile in shared memory, by stage, and its place in global memory, as TMA copies them.
+
+    Args:
+        atom, tensor: See `tma`; the tensor is a view by `fa4core.forward.views.keys`.
+        shared: (*shape, stages).
+        shape: Of the tile.
+        axis: Which mode rows are.
+        row, column: Where the tile begins within the sequence.
+        length, start: Of the sequence.
+        h, b: Head and batch entry.
+    """
+    h, b = within(h, tensor.shape[2]), within(b, tensor.shape[3])
+    there = tensor[(None, None, h, b, start + length)]
+    shift = [cutlass.Int32(column), cutlass.Int32(column)]
+    shift[axis] = tensor.shape[axis] - length + row
+    return boxed(atom, shared, cute.domain_offset(tuple(shift), there), shape)
+
+
+def boxed(atom: Any, shared: Any, there: Any, shape: tuple) -> tuple[Any, Any]:
+    """A tile in shared memory, by stage, and the one at the origin of `there`."""
+    tile = cute.local_tile(there, shape, (0, 0))
+    return cpasync.tma_partition(
+        atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(shared, 0, 2),
+        cute.group_modes(tile, 0, 2),
+    )
+
+
+def put(accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: cute.Tensor) -> None:
+    """A warpgroup's accumulator, rounded, into a tile of 16-bit numbers; for TMA and wgmma to read
+    behind a barrier."""
+    rounded = cute.make_rmem_tensor(accumulator.layout, shared.element_type)
+    rounded.store(accumulator.load().to(shared.element_type))
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), shared.element_type)
+    tiled = cute.make_tiled_copy_C(atom, product)
+    place = tiled.get_slice(thread).partition_D(shared)
+    cute.copy(atom, tiled.retile(rounded), place)
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def store(atom: Any, of: Any, to: Any, thread: Any, wanted: Any):
+    """Begin to copy a tile to global memory, by the first warp of a group."""
+    if (thread < 32) & wanted:
+        cute.copy(atom, of, to)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def stored(thread: Any):
+    """Until tiles stored before have been read from shared memory, in the warp that stored them."""
+    if thread < 32:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -1,0 +1,122 @@
+"""Backward passes as autograd, `torch.compile` and checkpoints make them, run in the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from emulated_backward import TARGETS
+
+from fa4core import Variant, attention, ops
+from fa4core.emulator.session import emulator
+from primitives import mask, score, sequence, sink
+
+targets = pytest.mark.parametrize("target", TARGETS)
+
+
+def qkv(seqlen: int = 70, heads: int = 2, d: int = 16, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = 1, seqlen, heads, d
+    tensors = [torch.randn(shape, generator=generator).bfloat16() for _ in range(3)]
+    return [t.requires_grad_() for t in tensors]
+
+
+def variant() -> tuple[Variant, list[torch.Tensor]]:
+    slopes, logits = torch.tensor([0.1, 0.3]), torch.tensor([0.5, -1.0])
+    learned = [slopes.requires_grad_(), logits.requires_grad_()]
+    return Variant(mask.causal(), score.alibi(slopes), sink=sink.learned(logits)), learned
+
+
+def gradients(function, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of something that depends on the output and on the LSE."""
+    out, lse = function()
+    return list(torch.autograd.grad(out.float().sin().sum() + lse.sin().sum(), leaves))
+
+
+@pytest.fixture
+def prepared(monkeypatch) -> list[str]:
+    """Grows whenever a backward pass is prepared."""
+    made, prepare = [], ops.prepare_backward
+
+    def counted(skeleton, *arguments):
+        made.append(skeleton.function)
+        return prepare(skeleton, *arguments)
+
+    monkeypatch.setattr(ops, "prepare_backward", counted)
+    return made
+
+
+@targets
+@pytest.mark.parametrize("way", ["plain", "compiled", "checkpointed"])
+def test_gradients_are_those_of_the_reference(target: str, way: str, prepared) -> None:
+    """Through the recorded call, through the operator in a compiled graph, and recomputed."""
+    mod, learned = variant()
+    leaves = qkv() + learned
+
+    def attend(q, k, v, backend="emulator"):
+        return attention(q, k, v, mod, return_lse=True, backend=backend)
+
+    expected = gradients(lambda: attend(*leaves[:3], "reference"), leaves)
+    ways = {
+        "plain": lambda: attend(*leaves[:3]),
+        "compiled": lambda: torch.compile(attend, fullgraph=True, backend="aot_eager")(*leaves[:3]),
+        "checkpointed": lambda: checkpoint(attend, *leaves[:3], use_reentrant=False),
+    }
+    torch._dynamo.reset()
+    with emulator(target, num_sms=2):
+        found = gradients(ways[way], leaves)
+    assert len(prepared) == 1 and target in prepared[0]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=0.03, rtol=0.03)
+
+
+@targets
+def test_a_backward_pass_is_prepared_once(target: str, prepared) -> None:
+    """Until something that its plan was made of changes; captured values are read in place."""
+    mod, learned = variant()
+    lengths = torch.tensor([0, 30, 70], dtype=torch.int32)
+    layout = sequence.varlen(lengths)
+    leaves = [t.detach()[0].requires_grad_() for t in qkv()] + learned
+
+    def attend():
+        return attention(*leaves[:3], mod, layout=layout, return_lse=True, backend="emulator")
+
+    with emulator(target, num_sms=2):
+        first = gradients(attend, leaves)
+        again = gradients(attend, leaves)
+        assert len(prepared) == 1
+        with torch.no_grad():
+            learned[0].mul_(10.0)
+        steeper = gradients(attend, leaves)
+        assert len(prepared) == 1
+        lengths[1] = 40
+        other = gradients(attend, leaves)
+        assert len(prepared) == 2
+    for one, same in zip(first, again, strict=True):
+        torch.testing.assert_close(one, same)
+    assert not torch.allclose(steeper[0], first[0], atol=1e-2)
+    assert not torch.allclose(other[0], steeper[0], atol=1e-2)
+
+
+@targets
+def test_a_sum_has_an_expanded_gradient(target: str) -> None:
+    leaves = qkv()
+    with emulator(target, num_sms=2):
+        found = torch.autograd.grad(attention(*leaves, backend="emulator").sum(), leaves)
+    expected = torch.autograd.grad(attention(*leaves, backend="reference").sum(), leaves)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=0.03, rtol=0.03)
+
+
+@targets
+def test_what_has_no_backward_kernel_is_refused_with_the_reason(target: str) -> None:
+    q, (k, v) = qkv()[0], (t.detach()[0].view(5, 14, 2, 16) for t in qkv()[1:])
+    pages = sequence.paged(torch.tensor([[1, 0, 4, 3, 2]], dtype=torch.int32), torch.tensor([70]))
+    out, lse = attention(q, k, v, layout=pages, backend="reference", return_lse=True)
+    given = torch.ones_like(out), None, q, k, v, out, lse, []
+    places = None, None, None, pages.seqused_k, pages.page_table, None, None
+    with emulator(target), pytest.raises(NotImplementedError, match=r"paged|page"):
+        torch.ops.fa4core.backward(*given, *places, Variant().spec, None, "emulator", False)

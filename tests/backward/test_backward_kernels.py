@@ -1,0 +1,134 @@
+"""The backward kernels of every target against the float64 oracle: dQ, dK, dV, learned tensors.
+
+A compiled kernel serves every length, layout and stride, so each variant runs on several.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from emulated_backward import FIXED, TARGETS, execute, gradients
+
+from fa4core.compile import statistics
+from fa4core.emulator.session import emulator
+from fa4core.testing import Case, LayoutSpec, Shape
+
+SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
+
+#: One kernel: ragged lengths, sequences without queries or without keys, GQA, packed or padded.
+SHAPES = {
+    "ragged": (Shape((300,), (290,), 2, 1, 64, 64), FIXED),
+    "padded": (Shape((200, 0, 5, 140), (257, 40, 0, 128), 2, 1, 64, 64), SEQUSED),
+    "packed": (Shape((130, 0, 260), (300, 100, 1), 2, 2, 64, 64), VARLEN),
+}
+VARIANTS = {
+    "full": "",
+    "causal": "mask=mask.causal()",
+    "window": "mask=mask.sliding_window(90, 20)",
+    "scattered": "mask=mask.define(lambda b, h, q, k: (q + 3 * k + h) % 7 < 5)",
+    "documents": "mask=mask.document(integers(0, 4, 300, high=4).sort(-1).values)",
+    "block map": "blocks=sparsity.BlockMap(bits(2, 1, 2, 5, 5), block_q=64, block_k=96)",
+    "softcap": "mask=mask.causal(), score=score.softcap(3.0)",
+    "learned slopes": "mask=mask.causal(), score=score.alibi(normal(1, 2, std=0.2))",
+    "learned table": "score=score.dense_bias(normal(2, 300, 300))",
+    "learned distances": "score=score.define(lambda s, b, h, q, k, t=normal(3, 40): "
+    "s + t[(q - k).abs() // 8])",
+    "learned sink": "mask=mask.sliding_window(50), sink=sink.learned(normal(1, 2))",
+    "all together": "mask=mask.causal() & mask.sliding_window(100) | mask.sink_tokens(4), "
+    "score=score.alibi(normal(0, 2, std=0.1)) >> score.softcap(15.0), "
+    "sink=sink.learned(normal(1, 2))",
+}
+
+targets = pytest.mark.parametrize("target", TARGETS)
+
+
+@targets
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(target: str, name: str, shape: str) -> None:
+    execute(target, f"Variant({VARIANTS[name]})", *SHAPES[shape])
+
+
+@targets
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("d", "d_v"),
+    [(8, 8), (40, 24), (64, 128), (96, 96), (128, 128), (128, 64), (192, 128), (256, 256)],
+)
+def test_head_dims(target: str, d: int, d_v: int, dtype: str) -> None:
+    execute(target, "Variant(mask=mask.causal())", Shape((150,), (200,), 1, 1, d, d_v), dtype=dtype)
+
+
+@targets
+@pytest.mark.parametrize("heads_kv", [1, 2, 6])
+def test_all_query_heads_of_a_key_head_add_to_its_gradients(target: str, heads_kv: int) -> None:
+    execute(target, "Variant(mask=mask.causal())", Shape((100,), (150,), 6, heads_kv, 64, 64))
+
+
+@targets
+@pytest.mark.parametrize("seqlens", [(300, 100), (130, 1), (1, 130), (1, 1)])
+def test_rows_with_nothing_to_attend_to(target: str, seqlens: tuple[int, int]) -> None:
+    """Causal with fewer keys than queries: no gradient, not even from an infinite LSE's."""
+    queries, keys = seqlens
+    results = execute(target, "Variant(mask=mask.causal())", Shape((queries,), (keys,), 2, 1))
+    assert not results["dq"][:, : max(0, queries - keys)].any()
+
+
+@targets
+@pytest.mark.parametrize("shape", [((0, 0), (5, 9)), ((7, 3), (0, 0)), ((0,), (0,)), ((), ())])
+def test_calls_without_queries_or_without_keys(target: str, shape) -> None:
+    execute(target, "Variant()", Shape(*shape, 2, 1), VARLEN if shape[0] else FIXED)
+
+
+@targets
+@pytest.mark.parametrize("strides", ["heads_first", "sliced", "misaligned", "expanded"])
+def test_strides(target: str, strides: str) -> None:
+    execute(target, "Variant(mask=mask.causal())", Shape((70, 70), (90, 90), 4, 2), strides=strides)
+
+
+@targets
+@pytest.mark.parametrize("num_sms", [1, 3])
+@pytest.mark.parametrize("source", ["persistent", "one_tile"])
+@pytest.mark.parametrize("order", ["in_order", "shortest_first", "batch_sorted"])
+def test_schedules(target: str, source: str, order: str, num_sms: int) -> None:
+    given = f"schedule=schedule.Schedule(source={source!r}, order={order!r})"
+    shape, layout = SHAPES["packed"]
+    execute(target, f"Variant(mask=mask.causal(), {given})", shape, layout, num_sms=num_sms)
+
+
+@targets
+@pytest.mark.parametrize("contents", ["large", "outliers", "constant"])
+def test_magnitudes(target: str, contents: str) -> None:
+    shape, layout = SHAPES["ragged"]
+    execute(target, "Variant(mask=mask.causal())", shape, layout, contents=contents)
+
+
+@targets
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_scales(target: str, scale: float) -> None:
+    shape, layout = SHAPES["packed"]
+    execute(target, "Variant(mask=mask.causal())", shape, layout, scale=scale)
+
+
+@targets
+def test_without_a_gradient_of_the_lse(target: str) -> None:
+    """As if that gradient were zero."""
+    shape, layout = SHAPES["packed"]
+    inputs = Case("Variant(mask=mask.causal())", shape, layout).inputs()
+    inputs.grad_lse.zero_()
+    with emulator(target, num_sms=2):
+        one, other = (gradients(inputs, with_lse=with_lse) for with_lse in (False, True))
+    for name, found in one.items():
+        torch.testing.assert_close(found, other[name], atol=2e-2, rtol=2e-2)
+
+
+@targets
+def test_one_kernel_serves_every_call_of_a_variant(target: str) -> None:
+    for shape, layout in list(SHAPES.values())[:2]:
+        execute(target, "Variant(mask=mask.causal())", shape, layout)
+    before = statistics().kernels
+    execute(target, "Variant(mask=mask.causal())", Shape((77,), (333,), 4, 4, 64, 64))
+    assert statistics().kernels == before
