@@ -18,7 +18,7 @@ from fa4core.forward.rows import results_batch, row_at, write_row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.forward.online import WIDTH, Rows
+from fa4core.sm100.forward.online import WIDTH, Block, Rows
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.tmem import columns, load, store
