@@ -43,6 +43,7 @@ from fa4core.reference.backward import Gradients
 from fa4core.reference.backward import backward as tiled_backward
 from fa4core.reference.tiled import Call
 from fa4core.reference.tiled import forward as tiled_forward
+from fa4core.sm90.backward import launch as sm90_backward
 from fa4core.sm90.forward import launch as sm90
 from fa4core.sm100.backward import launch as sm100_backward
 from fa4core.sm100.forward import launch as sm100
@@ -86,7 +87,10 @@ def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: 
 
 #: The kernels of a backend.
 SKELETONS = {"sm100": sm100.FORWARD, "sm90": sm90.FORWARD}
-BACKWARD: dict[str, backward_launch.Skeleton] = {"sm100": sm100_backward.BACKWARD}
+BACKWARD: dict[str, backward_launch.Skeleton] = {
+    "sm100": sm100_backward.BACKWARD,
+    "sm90": sm90_backward.BACKWARD,
+}
 
 
 def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:

@@ -82,8 +82,8 @@ def common(call: Call, target: str, deterministic: bool) -> dict[str, Any]:
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
         "exp": call.program.exp or Exp(),  # products bind, not exponentials
-        "negative_scale": call.scale <= 0,
         "deterministic": deterministic,
+        "negative_scale": call.scale <= 0,
         "target": target,
     }
 

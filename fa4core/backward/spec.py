@@ -14,10 +14,13 @@ class BackwardSpec(KernelSpec):
     Attributes:
         graph: Mask, score mod and its derivatives (`Rule.dump`).
         deterministic: Whether shares of dQ are added in a fixed order.
+        negative_scale: Whether the run-time scale may be 0 or below: what is masked must then be
+            scaled before it becomes an exponent.
         ctas: CTAs that share a work tile, each with key tiles of its own.
     """
 
     deterministic: bool = attrs.field(default=False, kw_only=True)
+    negative_scale: bool = attrs.field(default=False, kw_only=True)
     ctas: int = attrs.field(default=1, kw_only=True)
 
     title = "backward"

@@ -149,6 +149,8 @@ class _Simulation:
 
     def touch(self, process: _Process, event: Touch) -> None:
         before = process.known | (process.queue if event.unit == "mma" else 0)
+        if event.unit == "wgmma":  # in the order of issue, as far as accumulators are concerned
+            before |= sum(process.groups.get("wgmma", ()))
         bit = self.new_bit()
         for access in event.accesses:
             for cta in event.ctas:

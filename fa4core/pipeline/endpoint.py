@@ -91,6 +91,8 @@ class Poster(_Ring):
 class Absent(Fixed):
     """An end of a signal that the pipeline does without."""
 
+    stage = 0
+
     def wait(self, copy: Any = 0) -> None: ...
 
     def arrive(self, copy: Any = 0) -> None: ...
@@ -106,6 +108,10 @@ class Ends:
 
     def _absent(self, name: str) -> bool:
         return all(signal.name != name for signal in self.pipeline.signals)
+
+    def declares(self, name: str) -> bool:
+        """Whether the pipeline has a signal of this name."""
+        return not self._absent(name)
 
     def inside(self, name: str, host: str) -> bool:
         """Whether a region of shared memory lies in another one."""

@@ -55,6 +55,13 @@ def copy_words(of: cute.Tensor, to: cute.Tensor, how: Any = lambda word: word) -
         target[i] = how(source[i])
 
 
+def clear(accumulator: cute.Tensor) -> None:
+    """Zeros, made here: a constant would be put into registers behind the fence of a product."""
+    words = cute.recast_tensor(accumulator, cutlass.Int32)
+    for i in range(cute.size(words)):
+        words[i] = moved(0)
+
+
 def polynomial_exp2(x: Any, degree: int) -> Any:
     """2^x on FMA units, as `fa4core.reference.exp2` has it; below -127 it is 2^-127 or 0.
 

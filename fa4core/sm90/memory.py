@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
+import cutlass.utils.hopper_helpers as sm90
 from cutlass import cute
-from cutlass.cute.nvgpu import cpasync, warp
+from cutlass.cute.nvgpu import CopyUniversalOp, cpasync, warp, warpgroup
+from cutlass.utils import LayoutEnum
 
 from fa4core.forward.tma import within
 from fa4core.spec import KernelSpec
@@ -21,15 +23,28 @@ def dtype_of(spec: KernelSpec) -> Any:
     return {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[spec.dtype]
 
 
+def swizzled(dtype: Any, rows: int, columns: int, piece: int = 0) -> cute.ComposedLayout:
+    """A tile, row-major, with the widest swizzle whose atoms fit into `piece` columns, of which
+    products take some (0: into all)."""
+    kind = sm90.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, piece or columns)
+    atom = warpgroup.make_smem_layout_atom(kind, dtype)
+    return cute.tile_to_shape(atom, (rows, columns), order=(0, 1))
+
+
+def repeated(layout: cute.ComposedLayout, *modes: tuple[int, int]) -> cute.ComposedLayout:
+    """The layout of a tile with further modes, (extent, stride) each."""
+    outer = cute.select(layout, mode=[0, 1]).outer
+    for extent, stride in modes:
+        outer = cute.append(outer, cute.make_layout(extent, stride=stride))
+    return cute.make_composed_layout(layout.inner, 0, outer)
+
+
 def staged(
     spec: KernelSpec, region: str, layout: cute.ComposedLayout, dtype: Any
 ) -> cute.ComposedLayout:
     """The layout of a tile, once for each stage of a region."""
     placed = spec.smem[region]
-    stride = placed.stride * 8 // dtype.width
-    stages = cute.make_layout(placed.region.stages, stride=stride)
-    one = cute.select(layout, mode=[0, 1])
-    return cute.make_composed_layout(one.inner, 0, cute.append(one.outer, stages))
+    return repeated(layout, (placed.region.stages, placed.stride * 8 // dtype.width))
 
 
 def tensor_in(
@@ -44,7 +59,8 @@ def tma(
     op: Any, view: cute.Tensor, layout: cute.ComposedLayout, shape: tuple
 ) -> tuple[cute.CopyAtom, cute.Tensor]:
     """TMA's copy of one tile and its view of a tensor."""
-    return cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
+    atom, there = cpasync.make_tiled_tma_atom(op, view, cute.select(layout, mode=[0, 1]), shape)
+    return atom, there
 
 
 def transposed(tensor: cute.Tensor) -> cute.Tensor:
@@ -96,6 +112,17 @@ def put(accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: c
     tiled = cute.make_tiled_copy_C(atom, product)
     place = tiled.get_slice(thread).partition_D(shared)
     cute.copy(atom, tiled.retile(rounded), place)
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+def put_exact(
+    accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: cute.Tensor
+) -> None:
+    """The same for a tile of float32, which is not rounded."""
+    atom = cute.make_copy_atom(CopyUniversalOp(), cutlass.Float32, num_bits_per_copy=64)
+    tiled = cute.make_tiled_copy_C(atom, product)
+    place = tiled.get_slice(thread).partition_D(shared)
+    cute.copy(atom, tiled.retile(accumulator), place)
     cute.arch.fence_proxy("async.shared", space="cta")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fa4core.backward import support as backward
 from fa4core.forward import support as common
 from fa4core.plan.problem import Problem
 from fa4core.program import Program
@@ -19,4 +20,4 @@ def refusal(program: Program, problem: Problem) -> str | None:
 
 def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
     """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
-    return "there are no backward kernels for Hopper yet"
+    return backward.refusal(program, problem, deterministic)

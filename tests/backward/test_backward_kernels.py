@@ -30,7 +30,8 @@ VARIANTS = {
     "window": "mask=mask.sliding_window(90, 20)",
     "scattered": "mask=mask.define(lambda b, h, q, k: (q + 3 * k + h) % 7 < 5)",
     "documents": "mask=mask.document(integers(0, 4, 300, high=4).sort(-1).values)",
-    "block map": "blocks=sparsity.BlockMap(bits(2, 1, 2, 5, 5), block_q=64, block_k=96)",
+    "block map": "blocks=sparsity.BlockMap(bits(2, 1, 2, 5, 5), bits(3, 1, 1, 5, 5), "
+    "block_q=64, block_k=96)",
     "softcap": "mask=mask.causal(), score=score.softcap(3.0)",
     "learned slopes": "mask=mask.causal(), score=score.alibi(normal(1, 2, std=0.2))",
     "learned table": "score=score.dense_bias(normal(2, 300, 300))",

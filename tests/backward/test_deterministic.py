@@ -17,7 +17,7 @@ CASES = {
     "causal": ("Variant(mask=mask.causal())", Shape((500,), (500,), 2, 1), FIXED),
     "full": ("Variant()", Shape((200,), (600,), 1, 1), FIXED),
     "blocks": (
-        "Variant(blocks=sparsity.BlockMap(bits(2, 1, 4, 6, 6), block_q=64, block_k=96))",
+        "Variant(blocks=sparsity.BlockMap(bits(2, 1, 4, 6, 6), bits(3, 1, 1, 6, 6), block_q=64, block_k=96))",
         Shape((384,), (560,), 4, 2),
         FIXED,
     ),

@@ -26,7 +26,8 @@ import mods_kernel  # noqa: E402
 from mods_kernel import KEYS, QUERIES, Spec  # noqa: E402
 
 SCALE, B, H, FIRST_QUERY, FIRST_KEY = 0.5, 1, 2, 64, 128
-INSIDE, CUT = (200, 300), (110, 230)  # lengths that end outside the tile, and inside it
+#: Lengths that end outside the tile, and inside it, where the mask does not.
+INSIDE, CUT = (200, 300), (110, 230)
 
 
 def learned(*shape: int) -> torch.Tensor:
@@ -58,7 +59,7 @@ def parted():
     """NaN where the mask is false, and so are its derivatives."""
     table = learned(4)
     return score.define(
-        lambda s, b, h, q, k: s + torch.sqrt((q + 101 - k).float() * table[h] ** 2) * 0.1
+        lambda s, b, h, q, k: s + torch.sqrt((q + 131 - k).float() * table[h] ** 2) * 0.1
     )
 
 
@@ -92,7 +93,7 @@ def test_deterministic_kernels_have_sums_for_each_warp(name: str) -> None:
 
 def check(name: str, partial: bool, deterministic: bool = False) -> None:
     torch.manual_seed(0)
-    masked = mask.define(lambda b, h, q, k: k <= q + 100) if partial else mask.full()
+    masked = mask.define(lambda b, h, q, k: k <= q + 130) if partial else mask.full()
     variant = Variant(mask=masked, score=SCORES[name]())
     rule = Rule.of(variant.program)
     raw, upstream = torch.randn(KEYS, QUERIES), torch.randn(KEYS, QUERIES)
@@ -118,7 +119,7 @@ def check(name: str, partial: bool, deterministic: bool = False) -> None:
     k = torch.arange(FIRST_KEY, FIRST_KEY + KEYS)[:, None].expand(KEYS, QUERIES)
     live = (q < lengths[0]) & (k < lengths[1])
     if partial:
-        live &= k <= q + 100
+        live &= k <= q + 130
     scaled = (raw[live] * SCALE).requires_grad_()
     variables = {"b": torch.tensor(B), "h": torch.tensor(H), "q": q[live], "k": k[live]}
     variables |= dict(zip(("seqlen_q", "seqlen_k"), map(torch.tensor, lengths), strict=True))

@@ -12,8 +12,9 @@ import attrs
 from features import Feature, case_of, together
 
 from fa4core.emulator.session import emulator
+from fa4core.plan.target import target as planned
 from fa4core.testing import assert_close_to_oracle, run
-from fa4core.testing.check import by_backend, default_exp
+from fa4core.testing.check import by_backend
 
 Outcome = Literal["runs", "alternatives", "refused"]
 
@@ -42,5 +43,5 @@ def execute(a: Feature, b: Feature, target: str = "sm100", seed: int = 0) -> Cel
             results = run(by_backend("emulator"), inputs, backward=False)
     except (ValueError, NotImplementedError) as error:
         return Cell("refused", str(error))
-    assert_close_to_oracle(results, inputs, context=str(case), exp=default_exp("emulator"))
+    assert_close_to_oracle(results, inputs, context=str(case), exp=planned(target).exp)
     return Cell("runs")

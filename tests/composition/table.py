@@ -2,7 +2,8 @@
 
     python tests/composition/table.py > docs/composition.md
 
-Half an hour on two cores when nothing is in the disk cache: most cells have kernels of their own.
+or for Hopper, with `sm90` behind it. Half an hour on two cores when nothing is in the disk cache:
+most cells have kernels of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -22,12 +24,12 @@ from rich.progress import track
 INTRO = """\
 # Composition
 
-Every primitive with every other, and with itself: each cell is a forward kernel for SM100 that was
-compiled and run by the emulator with all of its detectors on, and whose output, LSE and row maximum
-were compared with the float64 oracle. A page written by a command, never by hand:
+Every primitive with every other, and with itself: each cell is a forward kernel for {title} that
+was compiled and run by the emulator with all of its detectors on, and whose output, LSE and row
+maximum were compared with the float64 oracle. A page written by a command, never by hand:
 
 ```text
-python tests/composition/table.py > docs/composition.md
+python tests/composition/table.py{argument} > docs/composition{suffix}.md
 ```
 
 ✓ ran and was right. · the two are alternatives: both choose the same thing (two layouts, two
@@ -36,21 +38,23 @@ below.
 """
 
 
-def _run(pair: tuple[int, int]) -> Cell | str:
+def _run(target: str, pair: tuple[int, int]) -> Cell | str:
     """The cell of two features, or what went wrong."""
     torch.set_num_threads(1)
     a, b = (FEATURES[i] for i in pair)
     try:
-        return execute(a, b)
+        return execute(a, b, target)
     except Exception as error:
         return f"{a.name} with {b.name}: {type(error).__name__}: {error}"
 
 
-def page(cells: dict[tuple[int, int], Cell]) -> str:
+def page(target: str, cells: dict[tuple[int, int], Cell]) -> str:
     """The page for cells keyed by pairs of indices, the first not above the second."""
     reasons: dict[str, int] = {}
     marks = {"runs": "✓", "alternatives": "·"}
-    lines = [INTRO]
+    named = target != "sm100"
+    argument, suffix = (f" {target}", f"-{target}") if named else ("", "")
+    lines = [INTRO.format(title=target.upper(), argument=argument, suffix=suffix)]
     kinds = [kind for kind, _ in itertools.groupby(FEATURES, lambda f: f.kind)]
     for kind in kinds:
         columns = [i for i, f in enumerate(FEATURES) if f.kind == kind]
@@ -79,10 +83,10 @@ def page(cells: dict[tuple[int, int], Cell]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def main() -> None:
+def main(target: str = "sm100") -> None:
     pairs = list(itertools.combinations_with_replacement(range(len(FEATURES)), 2))
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        results = pool.map(_run, pairs, chunksize=4)
+        results = pool.map(partial(_run, target), pairs, chunksize=4)
         console = Console(stderr=True)
         cells: dict[tuple[int, int], Cell] = {}
         for pair, cell in zip(
@@ -94,8 +98,8 @@ def main() -> None:
                 cells[pair] = cell
     if len(cells) < len(pairs):
         sys.exit(f"{len(pairs) - len(cells)} cells are wrong; no page is written")
-    print(page(cells), end="")
+    print(page(target, cells), end="")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

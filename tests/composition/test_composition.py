@@ -16,26 +16,42 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 from cells import execute
 from features import FEATURES, Feature, together
 
-PAIRS = list(itertools.combinations_with_replacement(FEATURES, 2))
-SAMPLE = [pair for pair in PAIRS[::61] if together(*pair) is not None]
+Pair = tuple[Feature, Feature]
 
 
-def name(pair: tuple[Feature, Feature]) -> str:
+def name(pair: Pair) -> str:
     return " x ".join(f.name for f in pair)
 
 
-@pytest.mark.parametrize("pair", SAMPLE, ids=map(name, SAMPLE))
-def test_cells_run(pair: tuple[Feature, Feature]) -> None:
-    cell = execute(*pair)
+def lacks(target: str, pair: Pair) -> bool:
+    """Whether the target has no hardware for one of the two."""
+    return any(f.name in LACKS[target] for f in pair)
+
+
+PAIRS = list(itertools.combinations_with_replacement(FEATURES, 2))
+LACKS = {"sm100": (), "sm90": ("pairs of CTAs", "dynamic")}
+SAMPLE = [
+    pytest.param(target, pair, id=f"{target}: {name(pair)}")
+    for target, chosen in (("sm100", PAIRS[::61]), ("sm90", PAIRS[31::271]))
+    for pair in chosen
+    if together(*pair) is not None and not lacks(target, pair)
+]
+
+
+@pytest.mark.parametrize("target, pair", SAMPLE)
+def test_cells_run(target: str, pair: Pair) -> None:
+    cell = execute(*pair, target)
     assert cell.outcome == "runs", cell.why
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("target", LACKS)
 @pytest.mark.parametrize("pair", PAIRS, ids=map(name, PAIRS))
-def test_every_cell(pair: tuple[Feature, Feature], seed: int) -> None:
-    cell = execute(*pair, seed=seed)
+def test_every_cell(pair: Pair, target: str, seed: int) -> None:
+    cell = execute(*pair, target, seed)
     assert cell.outcome != "refused" or len(cell.why) > 20, "a refusal says why"
+    assert cell.outcome != "runs" or not lacks(target, pair)
 
 
 def test_the_page_has_every_cell_and_a_reason_for_every_refusal() -> None:

@@ -34,8 +34,9 @@ LISTS = ((3, 0, 2), (1, 1, 4), (2, 5, 1))
         Spec("", "float16", 64, 64, Shape(3, 128, consumer=160, producer=32)),
         Spec("", "float16", 64, 128, Shape(1, 128)),
         Spec("", "float16", 128, 128, Shape(2, 80, stages=3, turns=False)),
+        Spec("", "float16", 128, 128, Shape(2, 128), split=True),
     ],
-    ids=lambda spec: str(spec.shape),
+    ids=lambda spec: f"{spec.shape}{', split' if spec.split else ''}",
 )
 def test_every_short_list_of_tiles_is_safe(spec: Spec) -> None:
     """All lists of three work tiles with up to three key blocks, one CTA working through them."""

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from emulated import execute
+from both import execute, on_both
 
 from fa4core import Variant, ops
 from fa4core.forward.coordinates import packing
@@ -22,16 +22,17 @@ SCHEDULE = "schedule=schedule.Schedule(coordinates='packed_gqa')"
 SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 
 
-@pytest.mark.parametrize("heads, heads_kv", [(4, 1), (6, 2), (10, 2)])
-def test_causal_tiles_of_any_group(heads: int, heads_kv: int) -> None:
-    """Groups that divide 128 and groups that leave rows over; fewer keys than queries, too."""
+@on_both("heads, heads_kv", [(4, 1), (6, 2), (10, 2)], sm100=[(4, 1), (10, 2)], sm90=[])
+def test_causal_tiles_of_any_group(target: str, heads: int, heads_kv: int) -> None:
+    """Groups that divide a tile and groups that leave rows over; fewer keys than queries, too."""
     variant = f"Variant(mask=mask.causal(), {SCHEDULE})"
     lengths = (150, 0, 40, 3), (130, 40, 0, 200)
-    execute(variant, Shape(*lengths, heads, heads_kv, 64, 64), SEQUSED)
-    execute(variant, Shape(*lengths, heads, heads_kv, 64, 64), VARLEN, seed=1, num_sms=1)
+    execute(target, variant, Shape(*lengths, heads, heads_kv, 64, 64), SEQUSED)
+    execute(target, variant, Shape(*lengths, heads, heads_kv, 64, 64), VARLEN, seed=1, num_sms=1)
 
 
-def test_mods_see_the_query_and_head_of_their_row() -> None:
+@on_both()
+def test_mods_see_the_query_and_head_of_their_row(target: str) -> None:
     """Masks, scores and sinks that differ between the heads of a group."""
     variant = (
         "Variant(mask=mask.define(lambda b, h, q, k: k <= q + 20 * h) & mask.sliding_window(90, 60)"
@@ -40,14 +41,15 @@ def test_mods_see_the_query_and_head_of_their_row() -> None:
     )
     shape = Shape((100, 80), (140, 90), 6, 2, 64, 64)
     for seed in range(2):
-        execute(variant, shape, VARLEN, seed=seed, num_sms=1 + 3 * seed)
+        execute(target, variant, shape, VARLEN, seed=seed, num_sms=1 + 3 * seed)
 
 
-def test_few_queries_take_one_tile() -> None:
+@on_both(sm90=False)
+def test_few_queries_take_one_tile(target: str) -> None:
     """Decoding: the whole group in one query tile."""
     variant = f"Variant(mask=mask.causal(), {SCHEDULE})"
-    execute(variant, Shape((1, 1), (300, 17), 8, 1, 128, 128), SEQUSED)
-    execute(variant, Shape((16, 16), (300, 5), 8, 1, 128, 128), SEQUSED, seed=1)
+    execute(target, variant, Shape((1, 1), (300, 17), 8, 1, 128, 128), SEQUSED)
+    execute(target, variant, Shape((16, 16), (300, 5), 8, 1, 128, 128), SEQUSED, seed=1)
 
 
 def test_the_whole_group_is_packed_where_it_fits() -> None:
@@ -57,8 +59,9 @@ def test_the_whole_group_is_packed_where_it_fits() -> None:
     assert packing(Variant().program, Problem(1, 4, 1, 64, 64, (7,), (7,)), 128) == 1
 
 
-def test_a_group_larger_than_a_tile_is_packed_in_parts() -> None:
-    execute(f"Variant({SCHEDULE})", Shape((3,), (140,), 192, 1, 16, 16))
+@on_both(sm90=False)
+def test_a_group_larger_than_a_tile_is_packed_in_parts(target: str) -> None:
+    execute(target, f"Variant({SCHEDULE})", Shape((3,), (140,), 192, 1, 16, 16))
 
 
 def test_the_map_of_a_group_is_the_union_of_its_heads() -> None:

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from emulated import execute
+from both import execute, on_both
 
 from fa4core import Variant, attention
 from fa4core.compile import cache
@@ -28,23 +28,25 @@ def split(count: int) -> str:
     return f"schedule=schedule.split_kv({count})"
 
 
-@pytest.mark.parametrize("count", [2, 5])
-def test_causal_with_sinks_and_empty_shares(count: int) -> None:
+@on_both("count", [2, 5])
+def test_causal_with_sinks_and_empty_shares(target: str, count: int) -> None:
     """More shares than blocks, sequences without keys, rows that attend to nothing."""
     variant = f"Variant(mask=mask.causal(), sink=sink.learned(normal(2, 2)), {split(count)})"
     shape = Shape((150, 0, 5, 40), (500, 40, 0, 17), 2, 1, 64, 64)
-    execute(variant, shape, SEQUSED, num_sms=1)
-    execute(variant, shape, VARLEN, seed=1, num_sms=4)
+    execute(target, variant, shape, SEQUSED, num_sms=1)
+    execute(target, variant, shape, VARLEN, seed=1, num_sms=4)
 
 
-def test_without_sinks_rows_with_nothing_to_attend_to_are_zero() -> None:
+@on_both(sm90=False)
+def test_without_sinks_rows_with_nothing_to_attend_to_are_zero(target: str) -> None:
     variant = f"Variant(mask=mask.causal() & mask.sliding_window(100, 0), {split(3)})"
-    execute(variant, Shape((300, 20), (260, 0), 2, 1, 64, 40), SEQUSED, dtype="float16")
+    execute(target, variant, Shape((300, 20), (260, 0), 2, 1, 64, 40), SEQUSED, dtype="float16")
 
 
-def test_decoding_with_split_pages() -> None:
+@on_both()
+def test_decoding_with_split_pages(target: str) -> None:
     layout = LayoutSpec("paged", page_size=32)
-    execute(f"Variant({split(4)})", Shape((1, 1, 1), (700, 17, 0), 4, 2, 128, 128), layout)
+    execute(target, f"Variant({split(4)})", Shape((1, 1, 1), (700, 17, 0), 4, 2, 128, 128), layout)
 
 
 def test_the_number_of_shares_compiles_nothing() -> None:

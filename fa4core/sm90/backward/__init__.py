@@ -1,0 +1,1 @@
+"""The backward's main kernel, one file for each role."""

@@ -1,0 +1,365 @@
+"""The consumer role: warpgroups that recompute S^T and dP^T and keep dK and dV.
+
+Rows are keys, 64 for a warpgroup; the elements of a thread (`fragments`) run along queries. Each
+warpgroup has a key tile of its own, or all work on one (`Shape.shared`): each then has a part of
+the queries of S and dP, and a part of the head dim of dK and dV.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import const_expr, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from fa4core.pipeline.device import meet
+from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
+from fa4core.pipeline.endpoint import Ends
+from fa4core.plan.kinds import FULL
+from fa4core.sm90.backward.products import Operands, Products
+from fa4core.sm90.backward.spec import ROWS, Spec
+from fa4core.sm90.backward.tiles import Tiles
+from fa4core.sm90.backward.weights import LOG2E, grad_values, weigh
+from fa4core.sm90.fragments import (
+    HALVES,
+    clear,
+    column,
+    copy_words,
+    first_column,
+    half_of,
+    moved,
+    row_of,
+)
+from fa4core.sm90.memory import put, put_exact, stored
+
+
+@cute.jit
+def consumer(work: Any, plan: Any, ends: Ends, t: Any):
+    """P and dS of the first query tile; then S of each next one with dQ and dK of that before it.
+
+    What is begun in order: dV, then S of the next tile, dQ, dK, then dP of the next tile.
+    """
+    kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
+    q, q_free = ends.waits("q_full"), ends.posts("q_empty")
+    out, out_free = ends.waits("grad_out_full"), ends.posts("grad_out_empty")
+    p, p_full = ends.waits("p_full", optional=True), ends.posts("p_full", optional=True)
+    grad_s, grad_s_full = ends.waits("grad_s_full"), ends.posts("grad_s_full")
+    room, grad_q_full = ends.waits("grad_q_empty"), ends.posts("grad_q_full")
+    all_read, read = ends.waits("kv_read"), ends.posts("kv_read")
+    in_smem, tile = ends.declares("p_full"), t % len(work.tiles)
+    source = plan.source(ends)
+    index = source.first()
+    while index < plan.count:
+        item = plan.item(index)
+        work.clear(t)
+        kv.wait()
+        kv.advance()
+        if item.blocks > 0:
+            begin = plan.run(item.first_run)
+            q_stage = q.take()
+            work.scores(t, q_stage)
+            out_stage = out.take()
+            work.grad_weights(t, out_stage)
+            work.settle(1)
+            if plan.kind(begin, tile) == FULL:
+                work.modify(t, item, begin, begin.first, False)
+            else:
+                work.modify(t, item, begin, begin.first, True)
+            work.weigh(t, q_stage)
+            work.pass_on(t, p_full.stage, in_smem, 0)
+            p_full.arrive()
+            p_full.advance()
+            p.wait()
+            work.add_v(t, p.stage, out_stage, in_smem, 0)
+            p.advance()
+            work.settle(1)
+            work.grad_values(t, out_stage)
+            if const_expr(work.differentiates):
+                work.scores(t, q_stage)
+                work.settle(0)
+                if plan.kind(begin, tile) == FULL:
+                    work.differentiate(t, item, begin, begin.first, False)
+                else:
+                    work.differentiate(t, item, begin, begin.first, True)
+            work.share(t, grad_s_full.stage)
+            grad_s_full.arrive()
+            grad_s_full.advance()
+            if const_expr(work.late):
+                work.pass_on(t, p_full.stage, in_smem, 1)
+                work.add_v(t, p.stage, out_stage, in_smem, 1)
+            done = 1
+            for r in range(item.first_run, item.end_run):
+                run = plan.run(r)
+                for j in range(run.first + done, run.end):
+                    next_stage = q.take()
+                    work.scores(t, next_stage)
+                    grad_s.wait()
+                    work.grad_q(t, grad_s.stage, 0)
+                    work.add_k(t, grad_s.stage, q_stage)
+                    work.settle(1)
+                    out_free.arrive(stage=out_stage)
+                    room.wait(t)
+                    room.advance()
+                    work.hand_over(t)
+                    grad_q_full.arrive(t)
+                    for part in work.passes[1:]:
+                        work.grad_q(t, grad_s.stage, part)
+                        work.settle(0)
+                        room.wait(t)
+                        room.advance()
+                        work.hand_over(t)
+                        grad_q_full.arrive(t)
+                    grad_s.advance()
+                    out_stage = out.take()
+                    work.grad_weights(t, out_stage)
+                    if plan.kind(run, tile) == FULL:
+                        work.modify(t, item, run, j, False)
+                    else:
+                        work.modify(t, item, run, j, True)
+                    work.weigh(t, next_stage)
+                    work.pass_on(t, p_full.stage, in_smem, 0)
+                    p_full.arrive()
+                    p_full.advance()
+                    p.wait()
+                    work.add_v(t, p.stage, out_stage, in_smem, 0)
+                    p.advance()
+                    work.settle(1)
+                    q_free.arrive(stage=q_stage)
+                    q_stage = next_stage
+                    work.grad_values(t, out_stage)
+                    if const_expr(work.differentiates):
+                        work.scores(t, q_stage)
+                        work.settle(0)
+                        if plan.kind(run, tile) == FULL:
+                            work.differentiate(t, item, run, j, False)
+                        else:
+                            work.differentiate(t, item, run, j, True)
+                    work.share(t, grad_s_full.stage)
+                    grad_s_full.arrive()
+                    grad_s_full.advance()
+                    if const_expr(work.late):
+                        work.pass_on(t, p_full.stage, in_smem, 1)
+                        work.add_v(t, p.stage, out_stage, in_smem, 1)
+                done = 0
+            grad_s.wait()
+            for part in work.passes:
+                work.grad_q(t, grad_s.stage, part)
+                if const_expr(part == 0):
+                    work.add_k(t, grad_s.stage, q_stage)
+                    work.settle(1)
+                    out_free.arrive(stage=out_stage)
+                else:
+                    work.settle(0)
+                room.wait(t)
+                room.advance()
+                work.hand_over(t)
+                grad_q_full.arrive(t)
+            grad_s.advance()
+            work.settle(0)
+            q_free.arrive(stage=q_stage)
+        read.arrive()
+        all_read.wait()
+        all_read.advance()
+        work.finish(t)
+        work.store(t, plan.item(index))  # read again: to keep it would cost registers
+        work.stored(0)
+        kv_free.arrive()
+        index = source.next(index)
+
+
+class ConsumerWork(Fixed):
+    """What a consumer warpgroup does.
+
+    Attributes:
+        products: Makes tiled MMAs; a fresh one for each product, because setting a field of one
+            inside a loop would change it outside.
+        operands: Fragments in shared memory.
+        s, dp, sums_k, sums_v, sums_q: Accumulators in registers; s and dp become P and dS.
+        weights: P as operand of the next product, if that is in registers.
+        shared: The warpgroup's other tiles in shared memory.
+        thread: 0..127 within the warpgroup. `moved` where addresses follow from it that would be
+            found ahead of loops and take registers that there are not.
+        mods: Mask, score mod and their derivatives.
+        scale: Run-time factor on q . k.
+    """
+
+    def __init__(
+        self, spec: Spec, products: Products, operands: Operands, shared: Tiles, thread, mods, scale
+    ):
+        self.spec, self.products, self.operands, self.shared = spec, products, operands, shared
+        self.thread, self.mods, self.scale = thread, mods, scale
+        self.tiles, self.passes = tuple(range(spec.tiles)), tuple(range(spec.shape.passes))
+        self.differentiates, self.late = spec.differentiates, spec.late
+        self.s, self.dp = products.scores.sums(), products.scores.sums()
+        self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
+        self.sums_q = products.grad_q.sums()
+        self.weights = products.weights()
+
+    @touches(lambda t: (writes("sums_k", t), writes("sums_v", t)))
+    def clear(self, t: Any) -> None:
+        clear(self.sums_k)
+        clear(self.sums_v)
+
+    @touches(lambda t, stage: (reads("k"), reads("q", stage), writes("s", t)), unit="wgmma")
+    def scores(self, t: Any, stage: Any) -> None:
+        """S^T = K Q^T, begun."""
+        self.products.scores.begin(self.s, *self.operands.scores(stage), add=False)
+
+    @touches(lambda t, stage: (reads("v"), reads("grad_out", stage), writes("dp", t)), unit="wgmma")
+    def grad_weights(self, t: Any, stage: Any) -> None:
+        """dP^T = V dO^T, begun."""
+        self.products.scores.begin(self.dp, *self.operands.grad_weights(stage), add=False)
+
+    @touches(
+        lambda t, p_stage, stage, in_smem, part: (
+            reads("p", p_stage) if in_smem else reads(f"weights{part}", t),
+            reads("grad_out", stage),
+            writes("sums_v", t),
+        ),
+        unit="wgmma",
+    )
+    def add_v(self, t: Any, p_stage: Any, stage: Any, in_smem: bool, part: int) -> None:
+        """dV += P^T dO for a part of the queries, begun."""
+        p, out = self.operands.add_v(p_stage, stage)
+        p = p if in_smem else self.weights
+        self.products.grad_v.begin(self.sums_v, p, out, True, self.spec.steps(part))
+
+    @touches(
+        lambda t, stage, q_stage: (
+            reads("grad_s", stage),
+            reads("q", q_stage),
+            writes("sums_k", t),
+        ),
+        unit="wgmma",
+    )
+    def add_k(self, t: Any, stage: Any, q_stage: Any) -> None:
+        """dK += dS^T Q, begun."""
+        self.products.grad_k.begin(self.sums_k, *self.operands.add_k(stage, q_stage), add=True)
+
+    @touches(
+        lambda t, stage, part: (reads("grad_s", stage), reads("k"), writes("sums_q", t)),
+        unit="wgmma",
+    )
+    def grad_q(self, t: Any, stage: Any, part: int) -> None:
+        """The warpgroup's part of dQ = dS K, begun."""
+        self.products.grad_q.begin(self.sums_q, *self.operands.grad_q(stage, part), add=False)
+
+    @drains("wgmma")
+    def settle(self, left: int) -> None:
+        """Wait until at most `left` of the products begun are unfinished."""
+        warpgroup.wait_group(left)
+
+    @touches(lambda t, item, run, j, partial: (reads("s", t), writes("s", t)))
+    def modify(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
+        """Apply the score mod, and on partial tiles the mask, to S."""
+        if self.mods.nothing_to_do(partial):
+            return
+        head, key, first = self._place(t, item, run, j)
+        for half in HALVES:
+            self.mods.apply(
+                half_of(self.s, half),
+                item,
+                head,
+                key + 8 * half,
+                first,
+                partial,
+                self.scale,
+                column,
+            )
+
+    @touches(lambda t, stage: (reads("s", t), reads("lse", stage), writes("s", t)))
+    def weigh(self, t: Any, stage: Any) -> None:
+        """S -> P."""
+        factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
+        weigh(self.spec, self.s, self.shared.lse(t, stage), factor)
+
+    @touches(
+        lambda t, stage, in_smem, part: (
+            reads("s", t),
+            writes(f"p{t}", stage) if in_smem else writes(f"weights{part}", t),
+        )
+    )
+    def pass_on(self, t: Any, stage: Any, in_smem: bool, part: int) -> None:
+        """P of a part of the queries, rounded, to where the next product reads it."""
+        if in_smem:
+            product = self.products.scores.product()
+            put(self.s, product, self.thread, self.shared.weights(t, stage))
+            return
+        steps = self.spec.steps(part)
+        s, weights = (_elements(x, 8 * steps.start, 8 * len(steps)) for x in (self.s, self.weights))
+        rounded = cute.make_rmem_tensor(s.layout, weights.element_type)
+        rounded.store(s.load().to(weights.element_type))
+        copy_words(rounded, weights, moved)
+
+    @touches(
+        lambda t, stage: (reads("s", t), reads("dp", t), reads("delta", stage), writes("dp", t))
+    )
+    def grad_values(self, t: Any, stage: Any) -> None:
+        """dP -> P (dP - delta), the gradient of what the score mod gives."""
+        grad_values(self.dp, self.s, self.shared.delta(t, stage))
+
+    @touches(lambda t, item, run, j, partial: (reads("s", t), reads("dp", t), writes("dp", t)))
+    def differentiate(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
+        """From the gradient of the score mod's values to dS, and to captured tensors."""
+        head, key, first = self._place(t, item, run, j)
+        for half in HALVES:
+            self.mods.differentiate(
+                half_of(self.s, half), half_of(self.dp, half), item, head, key + 8 * half, first,
+                partial, self.scale, column,
+            )  # fmt: skip
+
+    def _place(self, t: Any, item: Any, run: Any, j: Any) -> tuple[Any, Any, Any]:
+        """Head, first key of the thread, and first query."""
+        spec = self.spec
+        key = (item.tile * spec.tiles + spec.tile_of(t)) * ROWS + row_of(self.thread)
+        first = (j * spec.parts + spec.part_of(t)) * (spec.queries // spec.parts)
+        return item.h + run.head, key, first + first_column(self.thread)
+
+    @touches(lambda t, stage: (reads("dp", t), writes(f"grad_s{t}", stage)))
+    def share(self, t: Any, stage: Any) -> None:
+        """dS, rounded, into shared memory."""
+        product = self.products.scores.product()
+        put(self.dp, product, moved(self.thread), self.shared.grad_s(t, stage))
+
+    @touches(lambda t: (reads("sums_q", t), writes("grad_q", t)))
+    def hand_over(self, t: Any) -> None:
+        """The part of dQ into shared memory, for the reduce role."""
+        product = self.products.grad_q.product()
+        put_exact(self.sums_q, product, moved(self.thread), self.shared.grad_q(t))
+
+    @touches(
+        lambda t: (
+            reads("sums_k", t),
+            reads("sums_v", t),
+            writes(f"grad_k{t}"),
+            writes(f"grad_v{t}"),
+        )
+    )
+    def finish(self, t: Any) -> None:
+        """dK and dV, rounded, into shared memory where K and V were."""
+        thread = moved(self.thread)
+        for i in range(cute.size(self.sums_k)):
+            self.sums_k[i] = self.sums_k[i] * self.scale
+        for name, sums, group in (
+            ("k", self.sums_k, self.products.grad_k),
+            ("v", self.sums_v, self.products.grad_v),
+        ):
+            put(sums, group.product(), thread, self.shared.results[name].tile(t))
+
+    @touches(lambda t, item: (reads(f"grad_k{t}"), reads(f"grad_v{t}")), unit="store")
+    def store(self, t: Any, item: Any) -> None:
+        """dK and dV from shared to global memory, begun."""
+        meet(self.spec.pipeline, "consumer", t)
+        for result in self.shared.results.values():
+            result.store(t, item, self.thread)
+
+    @drains("store")
+    def stored(self, left: int) -> None:
+        """Wait until TMA has read dK and dV."""
+        stored(self.thread)
+
+
+def _elements(fragment: cute.Tensor, first: int, count: int) -> cute.Tensor:
+    """Some of a thread's registers, in their order."""
+    return cute.make_tensor(fragment.iterator + first, cute.make_layout(count))

@@ -1,0 +1,193 @@
+"""The Hopper backward's main kernel: memory, barriers, and which warp runs which role.
+
+Assembles what the role files need from a `Spec`'s declaration; `launch` compiles and calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import cpasync
+
+from fa4core.backward.mods import GradMods
+from fa4core.backward.work import Plan
+from fa4core.forward.source import stride
+from fa4core.forward.views import batched, keys
+from fa4core.forward.work import Share
+from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
+from fa4core.pipeline.endpoint import Ends
+from fa4core.sm90.backward.consumer import ConsumerWork, consumer
+from fa4core.sm90.backward.load import LoadWork, load
+from fa4core.sm90.backward.products import Operands, Products
+from fa4core.sm90.backward.reduce import ReduceWork, reduce
+from fa4core.sm90.backward.spec import ROWS, Spec
+from fa4core.sm90.backward.tiles import Result, Tiles
+from fa4core.sm90.memory import dtype_of, repeated, staged, swizzled, tensor_in, tma
+
+
+@attrs.frozen(eq=False)
+class Layouts:
+    """How tiles lie in their regions of shared memory."""
+
+    k: Any
+    v: Any
+    q: Any
+    out: Any
+    weights: Any
+    grad_k: Any
+    grad_v: Any
+    grad_q: Any
+
+    @classmethod
+    def of(cls, spec: Spec) -> Layouts:
+        dtype, parts, groups = dtype_of(spec), spec.parts, spec.shape.groups
+        d, d_v, queries, tiles = spec.d, spec.d_v, spec.queries, spec.tiles
+        # what a product takes of a tile's columns begins where an atom of its swizzle does
+        keys_, part, part_v = spec.grad_q_columns, d // parts, d_v // parts
+        pairs = spec.smem["grad_s"].stride * 8 // dtype.width
+        return cls(
+            k=repeated(swizzled(dtype, ROWS, d, keys_), (tiles, ROWS * d)),
+            v=repeated(swizzled(dtype, ROWS, d_v), (tiles, ROWS * d_v)),
+            q=staged(spec, "q", swizzled(dtype, queries, d, part), dtype),
+            out=staged(spec, "grad_out", swizzled(dtype, queries, d_v, part_v), dtype),
+            weights=repeated(
+                swizzled(dtype, ROWS, queries, ROWS), (tiles, ROWS * queries), (2, pairs)
+            ),
+            grad_k=repeated(swizzled(dtype, ROWS, part), (groups, ROWS * part)),
+            grad_v=repeated(swizzled(dtype, ROWS, part_v), (groups, ROWS * part_v)),
+            grad_q=staged(spec, "grad_q", swizzled(cutlass.Float32, ROWS, keys_), cutlass.Float32),
+        )
+
+
+@cute.kernel
+def backward_kernel(
+    spec: cutlass.Constexpr,
+    loads: dict,
+    rows: dict,
+    stores: dict,
+    add: tuple,
+    turns: cute.Tensor,
+    items: cute.Tensor,
+    runs: cute.Tensor,
+    captured: tuple,
+    grad_captured: tuple,
+    scale: cutlass.Float32,
+):
+    """Of loads, stores and add: TMA's copy of a tile and its view of the tensor."""
+    pipeline, products, layouts = spec.pipeline, Products(spec), Layouts.of(spec)
+    dtype = dtype_of(spec)
+    thread, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    first, _, _ = cute.arch.block_idx()
+    step, _, _ = cute.arch.grid_dim()
+    memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
+
+    pointer = memory + spec.smem["barriers"].offset
+    barriers = Barriers(pipeline, cute.recast_ptr(pointer, dtype=cutlass.Int64))
+    s_k = tensor_in(memory, spec, "k", layouts.k, dtype)
+    s_v = tensor_in(memory, spec, "v", layouts.v, dtype)
+    s_q = tensor_in(memory, spec, "q", layouts.q, dtype)
+    s_out = tensor_in(memory, spec, "grad_out", layouts.out, dtype)
+    s_grad_s = tensor_in(memory, spec, "grad_s", layouts.weights, dtype)
+    s_p = tensor_in(memory, spec, "p", layouts.weights, dtype) if spec.parts > 1 else None
+    s_grad_q = tensor_in(memory, spec, "grad_q", layouts.grad_q, cutlass.Float32)
+    s_rows = {name: _rows_in(memory, spec, name) for name in rows}
+
+    if thread == 0:
+        barriers.initialise()
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+
+    registers = {role.name: role.registers for role in pipeline.roles}
+    count, uniform = cute.size(items, mode=[0]), cute.arch.make_warp_uniform
+    plan = Plan(items, runs, count, stride(first, step), Share(spec.tiles), uniform)
+
+    t = copy_of(pipeline, "consumer", warp)
+    if in_role(pipeline, "load", warp):
+        cute.arch.setmaxregister_decrease(registers["load"])
+        shared = {"k": s_k, "v": s_v, "q": s_q, "grad_out": s_out}
+        tiles_in = {name: (*loads[name], shared[name]) for name in loads}
+        bulk = cute.make_copy_atom(
+            cpasync.CopyBulkG2SOp(), cutlass.Float32, num_bits_per_copy=32 * spec.queries
+        )
+        of_rows = {name: (bulk, rows[name], s_rows[name]) for name in rows}
+        load(LoadWork(spec, tiles_in, of_rows), plan, Ends(pipeline, "load", barriers))
+    if in_role(pipeline, "reduce", warp):
+        cute.arch.setmaxregister_decrease(registers["reduce"])
+        work = ReduceWork(spec, add[0], add[1], s_grad_q, turns)
+        reduce(work, plan, Ends(pipeline, "reduce", barriers))
+    if in_role(pipeline, "spare", warp):
+        cute.arch.setmaxregister_decrease(registers["spare"])
+    if in_role(pipeline, "consumer", warp):
+        cute.arch.setmaxregister_increase(registers["consumer"])
+        member = thread_of(pipeline, "consumer", thread)
+        mods = GradMods(spec, captured, grad_captured)
+        results = {
+            "k": Result(spec, tensor_in(memory, spec, "k", layouts.grad_k, dtype), *stores["k"]),
+            "v": Result(spec, tensor_in(memory, spec, "v", layouts.grad_v, dtype), *stores["v"]),
+        }
+        operands = Operands(spec, products, t, s_k, s_v, s_q, s_out, s_grad_s, s_p)
+        tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, results)
+        consumer_work = ConsumerWork(spec, products, operands, tiles, member, mods, scale)
+        consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
+
+
+def _rows_in(memory: cute.Pointer, spec: Spec, name: str) -> cute.Tensor:
+    """(queries, stages) of LSE or delta."""
+    placed = spec.smem[name]
+    stride = (1, placed.stride // 4)
+    layout = cute.make_layout((spec.queries, placed.region.stages), stride=stride)
+    pointer = cute.recast_ptr(memory + placed.offset, dtype=cutlass.Float32)
+    return cute.make_tensor(pointer, layout)
+
+
+@cute.jit
+def backward(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    grad_out: cute.Tensor,
+    grad_k: cute.Tensor,
+    grad_v: cute.Tensor,
+    lse: cute.Tensor,
+    delta: cute.Tensor,
+    grad_q: cute.Tensor,
+    turns: cute.Tensor,
+    items: cute.Tensor,
+    runs: cute.Tensor,
+    captured: tuple,
+    grad_captured: tuple,
+    scale: cutlass.Float32,
+    ctas: cutlass.Int32,
+    stream: cuda.CUstream,
+    spec: cutlass.Constexpr,
+):
+    """q, k, v, grad_out, grad_k, grad_v: (batch, rows, heads, d), packed tensors with batch 1; lse,
+    delta: (heads, padded rows); grad_q: (heads, padded rows, d); items, runs: see `tables`."""
+    layouts, queries = Layouts.of(spec), spec.queries
+    q, k, v, grad_out = (batched(tensor, 4) for tensor in (q, k, v, grad_out))
+    grad_k, grad_v = (batched(tensor, 4) for tensor in (grad_k, grad_v))
+    inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+    loads = {
+        "k": tma(inward, keys(k), layouts.k, (ROWS, spec.d)),
+        "v": tma(inward, keys(v), layouts.v, (ROWS, spec.d_v)),
+        "q": tma(inward, keys(q), layouts.q, (queries, spec.d)),
+        "grad_out": tma(inward, keys(grad_out), layouts.out, (queries, spec.d_v)),
+    }
+    stores = {
+        "k": tma(outward, keys(grad_k), layouts.grad_k, (ROWS, spec.d // spec.parts)),
+        "v": tma(outward, keys(grad_v), layouts.grad_v, (ROWS, spec.d_v // spec.parts)),
+    }
+    adding = cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD)
+    by_head = cute.make_tensor(grad_q.iterator, cute.select(grad_q.layout, [1, 2, 0]))
+    add = tma(adding, by_head, layouts.grad_q, (ROWS, spec.grad_q_columns))
+    backward_kernel(
+        spec, loads, {"lse": lse, "delta": delta}, stores, add, turns, items, runs, captured,
+        grad_captured, scale,
+    ).launch(
+        grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
+    )  # fmt: skip

@@ -1,0 +1,197 @@
+"""What a Hopper backward kernel is compiled for, and the pipeline that follows from it.
+
+Plain values: nothing here imports the DSL. The protocol in words: a producer warp brings K and V of
+a work tile, and Q and dO, each in a ring of its own, for every query tile that it visits. Consumer
+warpgroups compute S^T and dP^T, keep dK and dV in registers, and meet over dS in shared memory,
+because dQ is a sum over all keys. They issue S of the next query tile together with dQ and dK of
+this one, and compute the next P while the tensor core works on dK and the next dP. One warp adds dQ
+to global memory by TMA.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from fa4core.backward.rule import Rule
+from fa4core.backward.spec import BackwardSpec
+from fa4core.pipeline.declare import How, Pipeline, Region, Role, Signal
+from fa4core.sm90.backward.tuning import Shape
+
+ROWS = 64  # M of every wgmma: keys of a tile, and queries of a warpgroup's part of dQ
+
+
+@attrs.frozen(slots=False)
+class Spec(BackwardSpec):
+    """A Hopper backward kernel.
+
+    Attributes:
+        shape: Tiles, stages and registers; see `tuning`.
+    """
+
+    shape: Shape
+    target: str = attrs.field(default="sm90", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        least = self.queries if self.shape.shared else 16
+        if not least <= self.shape.early <= self.queries:
+            raise ValueError(f"{self.shape}: early may be {least} to {self.queries}")
+        if self.queries != ROWS and not self.by_rows:
+            raise ValueError(
+                f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
+                "tile of its own, are possible"
+            )
+
+    @property
+    def tiles(self) -> int:
+        """Key tiles of a work tile, side by side."""
+        return 1 if self.shape.shared else self.shape.groups
+
+    @property
+    def keys(self) -> int:
+        return ROWS
+
+    @property
+    def queries(self) -> int:
+        return self.shape.queries
+
+    @property
+    def d(self) -> int:
+        """Head dim of the tiles; what a product takes of it is a multiple of 16."""
+        parts = self.shape.groups * self.shape.passes
+        return _up(self.head_dim, 16 * (1 if self.by_rows else parts))
+
+    @property
+    def d_v(self) -> int:
+        return _up(self.head_dim_v, 16 * self.parts)
+
+    @property
+    def parts(self) -> int:
+        """Among how many warpgroups the work on one key tile is divided."""
+        return self.shape.groups // self.tiles
+
+    def tile_of(self, t: Any) -> Any:
+        """Which of the key tiles warpgroup `t` works on."""
+        return t if self.parts == 1 else 0
+
+    def part_of(self, t: Any) -> Any:
+        """Which part of the work on its key tile warpgroup `t` does."""
+        return 0 if self.parts == 1 else t
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a warpgroup's part of dQ is a part of the queries; else of the head dim."""
+        return self.parts == self.shape.passes == 1 and self.queries == ROWS * self.shape.groups
+
+    @cached_property
+    def differentiates(self) -> bool:
+        """Whether the score mod has a derivative: scores are then computed once more for it."""
+        return not Rule.parse(self.graph).is_identity
+
+    @property
+    def late(self) -> bool:
+        """Whether a part of dV is begun behind dS only, where P still is."""
+        return self.shape.early < self.queries and not self.differentiates
+
+    def steps(self, part: int) -> range:
+        """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
+        early = (self.shape.early if self.late else self.queries) // 16
+        return range(early, self.queries // 16) if part else range(early)
+
+    @property
+    def grad_q_columns(self) -> int:
+        """Columns of a warpgroup's part of dQ, which has 64 rows, in one pass."""
+        return self.d // (1 if self.by_rows else self.shape.groups * self.shape.passes)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        shape, tma, warps = self.shape, How.TMA, How.WARPS
+        groups, parts = shape.groups, self.parts
+
+        def one_each(name: str, by: str, to: str, passed: bool = False) -> Signal:
+            return Signal(name, ((by, warps),), to, copies=groups, passed=passed)
+
+        def among(name: str, stages: int = 1) -> Signal:
+            """All consumers have come so far."""
+            return Signal(name, (("consumer", warps),), "consumer", stages=stages)
+
+        return Pipeline(
+            roles=(
+                Role("load", 0, 1, registers=shape.producer),
+                Role("reduce", 1, 1, registers=shape.producer),
+                Role("spare", 2, 2, registers=shape.producer),  # fills the warpgroup
+                Role("consumer", 4, 4, copies=groups, registers=shape.consumer),
+            ),
+            signals=(
+                Signal("kv_full", (("load", tma),), "consumer"),
+                Signal("kv_empty", (("consumer", warps),), "load", passed=True),
+                *_ring("q", shape.stages),
+                *_ring("grad_out", shape.stages_out),
+                *((among("p_full", stages=2),) if parts > 1 else ()),
+                among("grad_s_full", stages=2),
+                among("kv_read"),
+                Signal("grad_q_full", (("consumer", warps),), "reduce", copies=groups),
+                Signal(
+                    "grad_q_empty", (("reduce", warps),), "consumer", copies=groups, passed=True
+                ),
+            ),
+            smem=self._shared(),
+            rmem=self._registers(),
+        )
+
+    def _shared(self) -> tuple[Region, ...]:
+        shape, parts = self.shape, self.parts
+        groups, keys = range(shape.groups), ROWS * self.tiles
+        weights = keys * self.queries * 2
+        part = keys * self.queries * 2 // shape.groups
+        grad_k, grad_v = (ROWS * d // parts * 2 for d in (self.d, self.d_v))
+        rows = self.queries * 4
+        return (
+            Region("barriers", 512, align=1024),
+            Region("lse", rows, stages=shape.stages, align=128),
+            Region("delta", rows, stages=shape.stages_out, align=128),
+            Region("k", keys * self.d * 2, align=1024),
+            Region("v", keys * self.d_v * 2, align=1024),
+            *(Region(f"grad_k{t}", grad_k, inside="k", offset=t * grad_k) for t in groups),
+            *(Region(f"grad_v{t}", grad_v, inside="v", offset=t * grad_v) for t in groups),
+            Region("q", self.queries * self.d * 2, stages=shape.stages, align=1024),
+            Region("grad_out", self.queries * self.d_v * 2, stages=shape.stages_out, align=1024),
+            Region("grad_s", weights, stages=2, align=1024),
+            *(Region(f"grad_s{t}", part, 2, inside="grad_s", offset=t * part) for t in groups),
+            *((Region("p", weights, stages=2, align=1024),) if parts > 1 else ()),
+            *(Region(f"p{t}", part, 2, inside="p", offset=t * part) for t in groups if parts > 1),
+            Region("grad_q", ROWS * self.grad_q_columns * 4, stages=shape.groups, align=1024),
+        )
+
+    def _registers(self) -> tuple[Region, ...]:
+        groups, parts = self.shape.groups, self.parts
+        scores = ROWS * self.queries // parts
+        sums_q = ROWS * self.grad_q_columns
+        held = attrs.evolve(Region("sums_q", sums_q, stages=groups))
+        if sums_q <= scores:  # they are never needed at the same time
+            held = attrs.evolve(held, inside="dp")
+        return (
+            Region("s", scores, stages=groups),
+            Region("dp", scores, stages=groups),
+            Region("sums_k", ROWS * self.d // parts, stages=groups),
+            Region("sums_v", ROWS * self.d_v // parts, stages=groups),
+            held,
+            *(
+                Region(f"weights{part}", ROWS * 16 * len(self.steps(part)) // 2, stages=groups)
+                for part in (range(1 + self.late) if parts == 1 else ())
+            ),
+        )
+
+
+def _ring(name: str, stages: int) -> tuple[Signal, Signal]:
+    """Tiles that the load role brings and consumers free."""
+    return (
+        Signal(f"{name}_full", (("load", How.TMA),), "consumer", stages=stages),
+        Signal(f"{name}_empty", (("consumer", How.WARPS),), "load", stages=stages, passed=True),
+    )
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,0 +1,48 @@
+"""Elementwise arithmetic of a consumer thread: P from scores, dS from dP; see `fragments`."""
+
+from __future__ import annotations
+
+import math
+
+import cutlass
+from cutlass import cute
+
+from fa4core.reference.exp2 import emulated
+from fa4core.sm90.backward.spec import Spec
+from fa4core.sm90.fragments import fma, polynomial_exp2
+
+LOG2E = math.log2(math.e)
+
+
+def weigh(spec: Spec, scores: cute.Tensor, lse: cute.Tensor, factor: cutlass.Float32) -> None:
+    """scores[i] = 2^(factor * scores[i] - lse of its query).
+
+    Args:
+        spec: A share of each key's exponentials is a polynomial's.
+        scores: A thread's accumulator.
+        lse: (2, pairs) of the thread's queries in shared memory, log2 domain.
+        factor: Of scores to the log2 domain.
+    """
+    for pair in range(cute.size(lse, mode=[1])):
+        of_query = _pair(lse, pair)
+        for i in range(4 * pair, 4 * pair + 4):
+            x = fma(scores[i], factor, -of_query[i % 2])
+            if emulated(2 * pair + i % 2, spec.exp.fraction):
+                scores[i] = polynomial_exp2(x, spec.exp.degree)
+            else:
+                scores[i] = cute.math.exp2(x, fastmath=True)
+
+
+def grad_values(grads: cute.Tensor, weights: cute.Tensor, delta: cute.Tensor) -> None:
+    """grads[i] = weights[i] * (grads[i] - delta of its query); arguments as of `weigh`."""
+    for pair in range(cute.size(delta, mode=[1])):
+        of_query = _pair(delta, pair)
+        for i in range(4 * pair, 4 * pair + 4):
+            grads[i] = weights[i] * (grads[i] - of_query[i % 2])
+
+
+def _pair(rows: cute.Tensor, pair: int) -> cute.Tensor:
+    """Two neighbours, loaded at once."""
+    loaded = cute.make_rmem_tensor(2, rows.element_type)
+    cute.autovec_copy(rows[(None, pair)], loaded)
+    return loaded
