@@ -37,7 +37,7 @@ def compiled_for(
         "dtype": str(problem.dtype).removeprefix("torch."),
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
-        "exp": program.exp or hardware.exp,
+        "exp": program.exp or hardware.exp(max(problem.head_dim, problem.head_dim_v)),
         "threshold": hardware.rescale_threshold if threshold is None else float(threshold),
         "negative_scale": call.scale <= 0,
         "packed": packing(program, problem, tile),
