@@ -100,14 +100,22 @@ class Rows:
         new = tuple(n.__new_from_mlir_values__([v]) for n, v in numbers)
         return Rows(self.spec, self.factor, new)
 
-    def take(self, scores: cute.Tensor) -> Block:
-        """Take in the maximum of a block, and compute its first weights."""
+    def take(self, scores: cute.Tensor, ahead: bool) -> Block:
+        """Take in the maximum of a block, and compute its first weights.
+
+        Args:
+            ahead: Whether to compute them before the maximum is known. It takes registers for a
+                part of the scores more, which code that also evaluates mods does not have.
+        """
         block = Block(self.spec, scores)
-        block.weigh(0, self.exponent)
+        if ahead:
+            block.weigh(0, self.exponent)
         self.highest = maximum(self.highest, block.peak)
-        found = _follow(block, self.factor, self.applied, self.highest, *self.exponent)
+        found = _follow(block, ahead, self.factor, self.applied, self.highest, *self.exponent)
         self.applied, block.factor, *self.exponent = found
         block.exponent = self.exponent
+        if not ahead:
+            block.weigh(0, self.exponent)
         self.total = self.total * block.factor
         return block
 
@@ -117,7 +125,15 @@ class Rows:
 
 
 @cute.jit
-def _follow(block: Any, factor: Any, applied: Any, highest: Any, scale: Any, shift: Any):
+def _follow(
+    block: Any,
+    again: cutlass.Constexpr,
+    factor: Any,
+    applied: Any,
+    highest: Any,
+    scale: Any,
+    shift: Any,
+):
     """The maximum to apply, the factor for what was accumulated, and the new exponent."""
     growth = (highest - applied) * factor
     grown = growth > block.spec.threshold  # false for -inf - -inf and NaN
@@ -126,5 +142,6 @@ def _follow(block: Any, factor: Any, applied: Any, highest: Any, scale: Any, shi
         applied = select(grown, highest, applied, "float")
         shrink = cute.math.exp2(select(grown, -growth, 0.0, "float"), fastmath=True)
         scale, shift = exponent(block.spec, applied, factor)
-        block.weigh(0, (scale, shift))
+        if cutlass.const_expr(again):
+            block.weigh(0, (scale, shift))
     return applied, shrink, scale, shift

@@ -46,7 +46,7 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                     s.wait(t)
                     scores = work.load_scores(t)
                     work.modify(t, scores, item, j, partial)
-                    block = rows.take(scores)
+                    block = rows.take(scores, work.ahead(partial))
                     work.post_factor(t, block.factor)
                     stats.arrive(t)
                     for part in range_of_parts:
@@ -100,6 +100,10 @@ class SoftmaxWork(Fixed):
     def natural(self, score: Any) -> Any:
         """A score in natural units."""
         return score * self.scale if self.mods.plain else score
+
+    def ahead(self, partial: bool) -> bool:
+        """Whether there are registers to compute weights before their maximum is known."""
+        return self.mods.nothing_to_do(partial)
 
     def start(self) -> Rows:
         return Rows(self.spec, self.factor)
