@@ -39,8 +39,7 @@ class _Kernels:
         gpu: What it needs, in words.
         targets: What it is compiled for.
         refusal: Why it can't run a program on a problem, or None.
-        backward_refusal: Why it has no backward pass for what it can run, or None; the last
-            argument is whether it must be deterministic.
+        backward_refusal: Why it has no backward pass for what it can run, or None.
         automatic: Whether "auto" takes it.
     """
 
@@ -48,7 +47,7 @@ class _Kernels:
     gpu: str
     targets: tuple[str, ...]
     refusal: Callable[[Program, Problem], str | None]
-    backward_refusal: Callable[[Program, Problem, bool], str | None]
+    backward_refusal: Callable[[Program, Problem], str | None]
     automatic: bool = True
 
 
@@ -89,7 +88,6 @@ def supports(
     device: torch.device | str = "cpu",
     *,
     gradients: bool = False,
-    deterministic: bool = False,
 ) -> Support:
     """Whether a backend can run a variant on a problem; nothing is computed or compiled.
 
@@ -99,13 +97,12 @@ def supports(
         backend: "auto", "sm100", "sm90", "reference" or "emulator".
         device: Where the tensors are.
         gradients: Whether it is to compute gradients, too.
-        deterministic: Whether these are to be the same bit by bit in every run.
     """
     try:
         chosen, why = choose(backend, torch.device(device), variant.program, problem)
         check(variant.program, problem, torch.device(device), chosen)
         if gradients:
-            by, reason = gradients_by(backend, chosen, variant.program, problem, deterministic)
+            by, reason = gradients_by(backend, chosen, variant.program, problem)
             why = why if by == chosen else f"{why}; {by} computes gradients: {reason}"
     except (ValueError, IndexError, NotImplementedError) as error:
         return Support(False, str(error))
@@ -168,9 +165,7 @@ def _automatic(
     return backend, f"the tensors are on {device}, a {torch.cuda.get_device_name(device)}"
 
 
-def gradients_by(
-    backend: str, chosen: str, program: Program, problem: Problem, deterministic: bool = False
-) -> tuple[str, str]:
+def gradients_by(backend: str, chosen: str, program: Program, problem: Problem) -> tuple[str, str]:
     """The backend that computes gradients where `chosen` computes the output, and why.
 
     Raises:
@@ -178,7 +173,7 @@ def gradients_by(
     """
     if chosen == "reference":
         return chosen, "it computes the output"
-    reason = KERNELS[family_of(chosen)].backward_refusal(program, problem, deterministic)
+    reason = KERNELS[family_of(chosen)].backward_refusal(program, problem)
     if reason is None:
         return chosen, "it computes the output"
     if backend != "auto":

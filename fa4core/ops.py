@@ -268,7 +268,7 @@ def _backward(
     grad_out, grad_lse, q, k, v, out, _ = given
     call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
     output_by = chosen
-    chosen, why = gradients_by(backend, chosen, call.program, call.problem, deterministic)
+    chosen, why = gradients_by(backend, chosen, call.program, call.problem)
     if chosen != output_by:
         announce(chosen, why)
     if chosen == "reference":

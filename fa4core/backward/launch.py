@@ -67,11 +67,6 @@ class Launches:
     ctas: int
     receivers: tuple[Capture, ...]
 
-    @property
-    def sums(self) -> int | None:
-        """Sums of the gradient of a captured tensor, where each warp has its own."""
-        return self.ctas * self.spec.pipeline.threads // 32 if self.spec.deterministic else None
-
 
 def common(call: Call, target: str, deterministic: bool) -> dict[str, Any]:
     """What every target's spec says of a call."""
@@ -113,6 +108,8 @@ def launches(
     problem, rule = call.problem, Rule.of(call.program)
     spec = skeleton.spec_of(call, place.target, deterministic)
     rows = Rows(problem, spec.queries)
+    if not rows.count or not problem.heads_q:
+        return None
     items, runs = tables(
         problem,
         _tile_map(call, spec),
@@ -121,7 +118,7 @@ def launches(
         deterministic,
         planned(place.target),
     )
-    if not len(items) or not rows.count:
+    if not len(items):
         return None
     persistent = schedule_of(call).source == "persistent"
     clusters = min(max(1, place.sms // spec.ctas), len(items)) if persistent else len(items)
@@ -166,10 +163,11 @@ def _kernels(
     row, sums = (TensorType("float32", n) for n in (2, 3))
     lse = TensorType("float32", of_q - 1, align=4)  # a gradient may begin anywhere
     table = TensorType("int32", 2)
-    more = 1 if spec.deterministic else 0
-    sums_of_captured = tuple(
-        TensorType("float32", max(1, c.rank) + more, align=4) for c in rule.receivers
-    )
+    ranks = (max(1, c.rank) for c in rule.receivers)
+    if spec.deterministic:
+        sums_of_captured = tuple(TensorType("int64", rank + 1, align=8) for rank in ranks)
+    else:
+        sums_of_captured = tuple(TensorType("float32", rank, align=4) for rank in ranks)
     before = (q, q, lse, lse, table, row, row, sums, table)
     rest = type_of(constants), sums_of_captured, "float32", "int32"
     main = (q, k, k, q, k, k, row, row, sums, table, table, table, *rest)

@@ -13,6 +13,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
+from fa4core.backward.exact import NEIGHBOURS, POWERS
 from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec
 from fa4core.forward.mods import Column, Elements, in_order
@@ -29,7 +30,7 @@ class GradMods(Elements):
     Attributes:
         by_score: d value / d score.
         elements: For each element of a captured tensor with a gradient: indices, the tensor to add
-            to, of which deterministic kernels have one for each warp, and d value / d element.
+            to, which in deterministic kernels has bins (`exact`), and d value / d element.
         simple: Whether `differentiate` does nothing.
     """
 
@@ -41,8 +42,6 @@ class GradMods(Elements):
     ):
         rule = Rule.parse(spec.graph)
         slots = dict(zip(rule.captures, captured, strict=True))
-        if spec.deterministic:
-            grad_captured = tuple(of_warp(to) for to in grad_captured)
         receivers = dict(zip(rule.receivers, grad_captured, strict=True))
         rule = rule.exchanged({Q: K, K: Q})
         inside = algebra.logical_and(
@@ -54,6 +53,7 @@ class GradMods(Elements):
         self.by_score = rule.by_score
         self.elements = [(node.args, receivers[node.attr], by) for node, by in rule.elements]
         self.simple = rule.is_identity
+        self.add = _add_exactly if spec.deterministic else _add
 
     def apply(
         self,
@@ -109,12 +109,26 @@ class GradMods(Elements):
             for n, (where, to, by) in enumerate(self.elements):
                 share = _counted(holds, grads[i] * as_float(element.value(by)))
                 if any(map(per_element, where)):
-                    _add(to, [element.value(index) for index in where], partial, share)
+                    self.add(to, [element.value(index) for index in where], partial, share)
                 else:
                     sums[n] = sums[n] + share
             grads[i] = _counted(holds, grads[i] * as_float(element.value(self.by_score)))
         for (where, to, _), total in zip(self.elements, sums, strict=True):
-            _add_sum(to, where, scope, partial, total)
+            self._add_sum(to, where, scope, partial, total)
+
+    def _add_sum(
+        self, to: cute.Tensor, where: tuple[Node, ...], scope: Scope, guarded: bool, total: Any
+    ) -> None:
+        """Add what a thread's elements give together, and all threads of a warp if it is theirs."""
+        if any(map(per_element, where)):
+            return
+        indices = [scope.value(index) for index in where]
+        if any(Q.attr in index.free for index in where):
+            self.add(to, indices, guarded, total)
+            return
+        total = cute.arch.warp_reduction_sum(total)
+        with cute.arch.elect_one():
+            self.add(to, indices, guarded, total)
 
     def _row(self, item: Any, head: Any, key: Any, guarded: bool) -> Scope:
         variables = {
@@ -127,33 +141,27 @@ class GradMods(Elements):
         return Scope(variables, self.captured, guarded)
 
 
-def of_warp(tensors: cute.Tensor) -> cute.Tensor:
-    """The one of (warps of all CTAs, ...) that belongs to this warp."""
-    cta, _, _ = cute.arch.block_idx()
-    threads, _, _ = cute.arch.block_dim()
-    warp = cta * (threads // 32) + cute.arch.warp_idx()
-    return tensors[(warp, *[None] * (cute.rank(tensors) - 1))]
-
-
 def _counted(holds: Any, value: Any) -> Any:
     return value if holds is None else select(holds, value, 0.0, "float")
-
-
-def _add_sum(
-    to: cute.Tensor, where: tuple[Node, ...], scope: Scope, guarded: bool, total: Any
-) -> None:
-    """Add what a thread's elements give together, and all threads of a warp if it is theirs."""
-    if any(map(per_element, where)):
-        return
-    indices = [scope.value(index) for index in where]
-    if any(Q.attr in index.free for index in where):
-        _add(to, indices, guarded, total)
-        return
-    total = cute.arch.warp_reduction_sum(total)
-    with cute.arch.elect_one():
-        _add(to, indices, guarded, total)
 
 
 def _add(to: cute.Tensor, indices: list, guarded: bool, share: Any) -> None:
     place = cute.crd2idx(place_in(to, indices, guarded), to.layout)
     cute.arch.atomic_add(to.iterator + place, share, sem="relaxed", scope="gpu")
+
+
+def _add_exactly(to: cute.Tensor, indices: list, guarded: bool, share: Any) -> None:
+    """To the bin that the number's exponent says; see `exact`."""
+    bits = cute.make_rmem_tensor(cute.make_layout(1), cutlass.Float32)
+    bits[0] = as_float(share)
+    word = cute.recast_tensor(bits, cutlass.Int32)[0]
+    exponent, fraction = (word >> 23) & 0xFF, word & 0x7FFFFF
+    fraction = select(exponent == 0, fraction, fraction | 1 << 23, "int")
+    fraction = select(word < 0, -fraction, fraction, "int")
+    exponent = select(exponent == 0, 1, exponent, "int")
+    number = exponent < 0xFF
+    which = select(number, exponent // NEIGHBOURS, POWERS, "int")
+    whole = cutlass.Int64(select(number, fraction, 1, "int"))
+    whole = whole << cutlass.Int64(select(number, exponent % NEIGHBOURS, 0, "int"))
+    place = cute.crd2idx((*place_in(to, indices, guarded), which), to.layout)
+    cute.arch.atomic_add(to.iterator + place, whole, sem="relaxed", scope="gpu")

@@ -1,7 +1,8 @@
 """Before the main backward kernel: row statistics as it takes them, and zeros to add dQ to.
 
-Writes LSE in the log2 domain, +inf where a row has no weights, and delta, the row's sum of dO * O
-(FlashAttention-4, section 3.2) minus the gradient of the LSE.
+Writes LSE in the log2 domain, +inf where a row has no weights (nothing to attend to, or scores too
+large, see `reference.backward.far`), and delta, the row's sum of dO * O (FlashAttention-4, section
+3.2) minus the gradient of the LSE.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
+import torch
 from cutlass import cute
 
 from fa4core.backward.rowwise import PIECE, THREADS, RowSpec, Tile, aligned, loaded, passes, piece
 from fa4core.forward.views import batched
 from fa4core.lowering.cute import select
+from fa4core.reference.backward import far
 
 LOG2E = math.log2(math.e)
+FAR = far(torch.float32)
 FLOATS = 4  # in 16 bytes
 
 
@@ -85,7 +89,7 @@ def prepare_kernel(
                 base = lse[tile.b, tile.h, tile.first + row] * LOG2E
                 if cutlass.const_expr(spec.grad_lse):
                     shift = total - grad_lse[tile.b, tile.h, tile.first + row]
-            nothing = base == -math.inf
+            nothing = cute.arch.fmax(base, -base) >= FAR  # -inf is; of NaN nothing is true
             if lane == 0:
                 to_lse[tile.h, to] = select(nothing, math.inf, base, "float")
                 delta[tile.h, to] = select(nothing, 0.0, shift, "float")

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import torch
 
+from fa4core.backward.exact import BINS, totals
 from fa4core.backward.launch import Launches, Skeleton, launches
 from fa4core.compile.cache import obtain
 from fa4core.places import Place
@@ -57,7 +58,7 @@ class PreparedBackward:
         grads: dQ, dK and dV, without memory.
         fill: Whether there are rows of each that no kernel writes.
         receivers: For each captured tensor with a gradient: the tensor, and its sums' shape.
-        apart: Whether each warp has a sum of its own.
+        exact: Whether these sums are bins, see `exact`.
         place: Where the kernels run.
     """
 
@@ -67,7 +68,7 @@ class PreparedBackward:
     grads: tuple[Tensor, ...]
     fill: tuple[bool, ...]
     receivers: tuple[tuple[Any, tuple[int, ...]], ...]
-    apart: bool
+    exact: bool
     place: Place
 
     @property
@@ -91,15 +92,15 @@ class PreparedBackward:
         for grad, fill in zip(grads, self.fill, strict=True):
             if fill:
                 grad.zero_()
-        real = torch.float32
-        sums = [torch.zeros(s, dtype=real, device=q.device) for _, s in self.receivers]
+        kind = torch.int64 if self.exact else torch.float32
+        sums = [torch.zeros(s, dtype=kind, device=q.device) for _, s in self.receivers]
         if self.loaded is not None:
             given = zip((grad_out, q, k, v, out), self.forms, strict=True)
             shown_ = (t if f is None else f(t) for t, f in given)
             of_rows = (lse if t is None else t.contiguous() for t in (lse, grad_lse))
             self._launch(self.loaded, (*shown_, *of_rows), grads, sums)
         by_score = {
-            capture: (total.sum(0) if self.apart else total).view(capture.tensor.shape)
+            capture: (totals(total) if self.exact else total).view(capture.tensor.shape)
             for (capture, _), total in zip(self.receivers, sums, strict=True)
         }
         by_sink = sinks(self.call, out, lse, grad_out, grad_lse)
@@ -150,7 +151,7 @@ def prepare(
         call: That of the forward pass, validated and supported.
         grad_out, grad_lse, q, k, v, out: As in the forward pass, with gradients.
         place: Where it will run.
-        deterministic: Whether dQ is the same bit by bit in every run.
+        deterministic: Whether gradients are the same bit by bit in every run.
     """
     found = launches(skeleton, call, place, deterministic, grad_lse is not None)
     loaded = None if found is None else _load(found, place, q.device)
@@ -159,15 +160,15 @@ def prepare(
     # one entry that stands for all would have to be told from one that is alone
     forms = tuple(shown(t, queries=True) for t in (grad_out, q, k, v, out))
     receivers = () if found is None else found.receivers
-    outer = () if found is None or found.sums is None else (found.sums,)
+    bins = (BINS,) if deterministic else ()
     prepared = PreparedBackward(
         call,
         loaded,
         forms,
         tuple(without_memory(tuple(t.shape), t.dtype, t.device) for t in (q, k, v)),
         fill,
-        tuple((c, (*outer, *(c.tensor.shape or (1,)))) for c in receivers if c.tensor is not None),
-        bool(outer),
+        tuple((c, (*(c.tensor.shape or (1,)), *bins)) for c in receivers if c.tensor is not None),
+        deterministic,
         place,
     )
     place.follow(prepared)

@@ -8,8 +8,6 @@ import torch
 from fa4core.program import Program
 from primitives.expr import Capture, Node, algebra, captures, dump, parse, substitute
 
-_OF_PAIRS = frozenset({"q", "k", "score"})
-
 
 @attrs.frozen(eq=False)
 class Rule:
@@ -55,11 +53,6 @@ class Rule:
     def is_identity(self) -> bool:
         """Whether gradients of the score mod's values are those of scores, and nothing else."""
         return self.by_score is algebra.const(1.0) and not self.elements
-
-    @property
-    def moving(self) -> frozenset[Capture]:
-        """Captured tensors with a gradient at indices that differ between the pairs of a head."""
-        return frozenset(e.attr for e, _ in self.elements if e.free & _OF_PAIRS)
 
     def exchanged(self, replace: dict[Node, Node]) -> Rule:
         """The rule with nodes in place of others."""

@@ -117,15 +117,27 @@ def sinks(
 def statistics(
     call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(..., seqlen_q, heads_q, 1): LSE, log2 domain, 0 for rows with nothing to attend to; and
-    delta, rowsum(dO * O) - dLSE, 0 for them, whatever the gradient of an infinite LSE is."""
+    """(..., seqlen_q, heads_q, 1): LSE, log2 domain, and delta, rowsum(dO * O) - dLSE.
+
+    Rows with nothing to attend to, and those that are too `far` away, have no weights here: +inf,
+    and 0 whatever the gradient of an infinite LSE is.
+    """
     real = call.accumulator
     delta = (grad_out.to(real) * out.to(real)).sum(-1, keepdim=True)
     if grad_lse is not None:
         delta = delta - grad_lse.to(real).transpose(-1, -2)[..., None]
     rows = lse.to(real).transpose(-1, -2)[..., None] * LOG2E
-    nothing = rows == NEVER
-    return torch.where(nothing, 0.0, rows), torch.where(nothing, 0.0, delta)
+    nothing = rows.abs() >= far(real)
+    return torch.where(nothing, torch.inf, rows), torch.where(nothing, 0.0, delta)
+
+
+def far(real: torch.dtype) -> float:
+    """LSE, log2 domain, from which on a dtype is too coarse for weights to be made of it again.
+
+    An LSE is rounded by up to 1 there. Exponents would be wrong by more and more, and weights that
+    can't be above 1 be infinite; without weights, gradients are at least finite.
+    """
+    return 2.0 / torch.finfo(real).eps
 
 
 @attrs.frozen(eq=False)

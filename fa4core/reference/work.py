@@ -143,6 +143,8 @@ def all_queries(problem: Problem, device: torch.device) -> Iterator[Work]:
 
 def _by_lengths(problem: Problem) -> dict[tuple[int, int], list[int]]:
     lengths: dict[tuple[int, int], list[int]] = {}
+    if not problem.heads_q:
+        return lengths
     for b, pair in enumerate(zip(problem.seqlens_q, problem.seqlens_k, strict=True)):
         lengths.setdefault(pair, []).append(b)
     return lengths

@@ -11,7 +11,7 @@ from fa4core.sm100.backward.spec import MAX_HEAD_DIM, TILE
 __all__ = ["backward_refusal", "refusal"]
 
 
-def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
+def backward_refusal(program: Program, problem: Problem) -> str | None:
     """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
     widest = max(problem.head_dim, problem.head_dim_v)
     if widest > MAX_HEAD_DIM:
@@ -19,4 +19,4 @@ def backward_refusal(program: Program, problem: Problem, deterministic: bool) ->
             f"head dim {widest}: dK and dV of {TILE} keys, S and dP fill Blackwell's tensor memory "
             f"at head dim {MAX_HEAD_DIM}"
         )
-    return backward.refusal(program, problem, deterministic)
+    return backward.refusal(program, problem)

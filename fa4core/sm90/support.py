@@ -18,6 +18,6 @@ def refusal(program: Program, problem: Problem) -> str | None:
     return common.refusal(program, problem)
 
 
-def backward_refusal(program: Program, problem: Problem, deterministic: bool) -> str | None:
+def backward_refusal(program: Program, problem: Problem) -> str | None:
     """Why there is no backward kernel for what the forward kernel takes, or None if there is."""
-    return backward.refusal(program, problem, deterministic)
+    return backward.refusal(program, problem)

@@ -214,8 +214,8 @@ def magnitudes(
     Returns:
         float64 tensors "out", "lse", "dq", "dk", "dv" and "d<i>" for the i-th captured tensor that
         requires grad, in the shapes of what they describe, a 0-d "score": the largest
-        `scale * sum(|q| |k|) + |modified score|` of an attended pair, and a 0-d "quick": how much a
-        modified score of half types may be wrong because kernels approximate functions.
+        `|scale| * sum(|q| |k|) + |modified score|` of an attended pair, and a 0-d "quick": how much
+        a modified score of half types may be wrong because kernels approximate functions.
     """
     return _Magnitudes(q, k, v, variant, layout, grad_out, grad_lse, scale).result
 
@@ -266,12 +266,12 @@ class _Magnitudes:
         row = (do.abs() * (p @ v_h.abs())).sum(-1) + dlse.abs()  # of delta and d LSE
         ds = p * ((do @ v_h.transpose(-1, -2)).abs() + row[..., None])
         slope = slope.abs() + self.slope_error
-        draw = torch.where(live, ds * slope + self.tiny, 0.0) * self.scale
+        draw = torch.where(live, ds * slope + self.tiny, 0.0) * abs(self.scale)
         self._add("out", rows.q, p @ v_h.abs())
         self._add("dq", rows.q, draw @ k_h.abs())
         self._add_keys("dk", rows, draw.transpose(-1, -2) @ q_h.abs())
         self._add_keys("dv", rows, p.transpose(-1, -2) @ do.abs())
-        products = q_h.abs() @ k_h.abs().transpose(-1, -2) * self.scale + s.modified.abs()
+        products = q_h.abs() @ k_h.abs().transpose(-1, -2) * abs(self.scale) + s.modified.abs()
         products = torch.where(live & s.modified.isfinite(), products, 0.0)
         if products.numel():
             self.result["score"] = torch.maximum(self.result["score"], products.max())

@@ -23,7 +23,7 @@ not. In units of `eps` of the result's dtype:
   makes wrong, by half a unit that averages out over the values' head dim.
 * float32: 4 + s + sqrt(n). n is the longest sum: roundings of its terms add up like a random walk,
   and plain torch may sum in an order that has none. s is the largest
-  scale * sum(|q| |k|) + |modified score|: a score is wrong by about eps * s whatever the order of
+  |scale| * sum(|q| |k|) + |modified score|: a score is wrong by about eps * s whatever the order of
   its sum, and its exponential relatively by as much.
 * float64: the same, and nothing averages out: the oracle itself is as wrong as that.
 
@@ -79,7 +79,7 @@ def floor(
 
     Args:
         dtype: Of the result.
-        score: The largest `scale * sum(|q| |k|) + |modified score|` of an attended pair.
+        score: The largest `|scale| * sum(|q| |k|) + |modified score|` of an attended pair.
         longest_sum: Terms in the longest sum: keys, queries times the group, or the head dim.
         exp: The variant's exp policy.
         captured: The result is the gradient of a captured tensor.

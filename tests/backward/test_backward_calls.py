@@ -102,6 +102,16 @@ def test_a_backward_pass_is_prepared_once(target: str, prepared) -> None:
 
 
 @targets
+def test_without_heads_there_are_no_gradients_but_zeros(target: str) -> None:
+    q, k, v = (torch.randn(1, 5, heads, 16).bfloat16().requires_grad_() for heads in (0, 2, 2))
+    with emulator(target, num_sms=2):
+        attention(q, k, v, backend="emulator").sum().backward()
+    assert q.grad.shape == q.shape
+    assert not k.grad.any()
+    assert not v.grad.any()
+
+
+@targets
 def test_a_sum_has_an_expanded_gradient(target: str) -> None:
     leaves = qkv()
     with emulator(target, num_sms=2):

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
+from fa4core.backward.exact import BINS, POWERS, totals
 from fa4core.backward.rule import Rule
 from fa4core.compile import import_dsl
 from fa4core.compile.cache import obtain
@@ -86,21 +87,32 @@ def test_values_gradients_and_shares_of_captured_tensors(name: str, partial: boo
     check(name, partial)
 
 
-@pytest.mark.parametrize("name", ["ALiBi", "scalar"])
-def test_deterministic_kernels_have_sums_for_each_warp(name: str) -> None:
-    check(name, partial=False, deterministic=True)
+@pytest.mark.parametrize(
+    ("name", "magnitude"),
+    [("ALiBi", 1.0), ("scalar", 1.0), ("bias of keys", 1e-36), ("distance", 1e36)],
+)
+def test_deterministic_kernels_add_to_bins(name: str, magnitude: float) -> None:
+    check(name, partial=True, deterministic=True, magnitude=magnitude)
 
 
-def check(name: str, partial: bool, deterministic: bool = False) -> None:
+def test_what_is_no_number_is_none_in_the_sum() -> None:
+    bins = torch.zeros(3, BINS, dtype=torch.int64)
+    bins[0, 16] = 3 << 23 - 1  # 1.5: an integer of 24 bits times 2^(128 - 150)
+    bins[1, POWERS] = 1
+    torch.testing.assert_close(totals(bins), torch.tensor([3.0, math.nan, 0.0]), equal_nan=True)
+
+
+def check(name: str, partial: bool, deterministic: bool = False, magnitude: float = 1.0) -> None:
     torch.manual_seed(0)
     masked = mask.define(lambda b, h, q, k: k <= q + 130) if partial else mask.full()
     variant = Variant(mask=masked, score=SCORES[name]())
     rule = Rule.of(variant.program)
-    raw, upstream = torch.randn(KEYS, QUERIES), torch.randn(KEYS, QUERIES)
+    raw, upstream = torch.randn(KEYS, QUERIES), torch.randn(KEYS, QUERIES) * magnitude
     lengths = CUT if partial else INSIDE
     values, grads = raw.clone(), upstream.clone()
-    warps = (KEYS // 32,) if deterministic else ()
-    sums = tuple(torch.zeros(*warps, *(c.tensor.shape or (1,))) for c in rule.receivers)
+    bins, kind = ((BINS,), torch.int64) if deterministic else ((), torch.float32)
+    shapes = [(*(c.tensor.shape or (1,)), *bins) for c in rule.receivers]
+    sums = tuple(torch.zeros(shape, dtype=kind) for shape in shapes)
     spec = Spec(
         rule.dump(), "bfloat16", 64, 64, target="sm100", partial=partial,
         deterministic=deterministic,
@@ -133,8 +145,7 @@ def check(name: str, partial: bool, deterministic: bool = False) -> None:
     if not rule.is_identity:
         by_all = torch.zeros_like(raw)
         by_all[live] = by_score
-        torch.testing.assert_close(grads, by_all, **close)
+        torch.testing.assert_close(grads / magnitude, by_all / magnitude, **close)
     for found, tensor in zip(sums, by_captured, strict=True):
-        assert not deterministic or all(part.any() for part in found)
-        total = found.sum(0) if deterministic else found
-        torch.testing.assert_close(total.view(tensor.shape), tensor, atol=2e-2, rtol=4e-3)
+        total = (totals(found) if deterministic else found).view(tensor.shape)
+        torch.testing.assert_close(total / magnitude, tensor / magnitude, atol=2e-2, rtol=4e-3)

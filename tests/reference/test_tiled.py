@@ -324,3 +324,25 @@ def test_results_are_the_same_bit_by_bit(dtype):
 
     for a, b in zip(once(), once(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_without_query_heads_gradients_are_zero():
+    variant = Variant(mask=mask.causal(), sink=sink.learned(torch.zeros(0, requires_grad=True)))
+    q, k, v = tensors((1, 5, 0, 8), (1, 5, 2, 8), (1, 5, 2, 8))
+    attention(q, k, v, variant).sum().backward()
+    assert q.grad.shape == q.shape
+    assert not k.grad.any()
+    assert not v.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_scores_of_any_magnitude_have_finite_gradients(dtype):
+    """Weights are made of LSEs; where the accumulator is too coarse for that, of nothing."""
+    for size in (1e2, 1e3, 1e4) if dtype == torch.float16 else (1e2, 1e5, 1e9, 1e17):
+        q, k, v = tensors((1, 40, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16), dtype=dtype)
+        with torch.no_grad():
+            q.mul_(size)
+            k.mul_(size)
+        out, lse = attention(q, k, v, Variant(mask=mask.causal()), scale=0.3, return_lse=True)
+        found = torch.autograd.grad(out.sin().sum() + lse.sin().sum(), (q, k, v))
+        assert all(gradient.isfinite().all() for gradient in found), size

@@ -337,6 +337,7 @@ struct Machine {
   void step(Flight& f);  // one more stage
   void force(Flight& f, int stage);
   void add_flight(Cluster& c, FlightRef f);  // may happen at once, as the seed wants
+  bool has_room() const;  // whether an SM is idle
   bool give_up_waits();
   void start_next();
   void check_leftovers(Cluster& c);

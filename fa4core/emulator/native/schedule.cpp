@@ -2,7 +2,9 @@
 //
 // Everything is drawn from one random source seeded by the launch's seed, so a run repeats exactly.
 // What varies by seed: which warp runs and for how long, whether some warps starve others, and
-// whether asynchronous work happens at once, in between, or only when nothing else can run.
+// whether asynchronous work happens at once, in between, or only when nothing else can run. With an
+// odd seed every SM has a cluster at work from the start; with an even one, a cluster begins when
+// the one before it has ended or waits for others.
 #include <algorithm>
 #include <cstdlib>
 
@@ -325,6 +327,10 @@ void Machine::check_leaving(Cta& t) {
       t.warps[0], -1);
 }
 
+bool Machine::has_room() const {
+  return resident.size() * resident[0]->ctas.size() < num_sms;
+}
+
 // All warps are blocked and nothing is in flight: blocked try_waits may give up once, as on
 // hardware.
 bool Machine::give_up_waits() {
@@ -346,6 +352,7 @@ void Machine::loop() {
   int given_up = 0;
   while (!resident.empty() || !waiting_clusters.empty()) {
     if (resident.empty()) start_next();
+    while (seed % 2 && !waiting_clusters.empty() && has_room()) start_next();
     bool flight_now = ready.empty() || (flights && (policy == Eager   ? random.below(2)
                                                     : policy == Mixed ? random.below(4) == 0
                                                                       : random.below(64) == 0));
@@ -359,15 +366,14 @@ void Machine::loop() {
         }
       if (resident.empty() || !ready.empty()) continue;
       if (given_up_at == progress && ++given_up > 2) {
-        bool spinning =
-            !waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms;
+        bool spinning = !waiting_clusters.empty() && has_room();
         if (!spinning) deadlock();
         start_next();
       }
       if (given_up_at != progress) given_up = 0;
       given_up_at = progress;
       if (!give_up_waits()) {
-        if (!waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms) {
+        if (!waiting_clusters.empty() && has_room()) {
           start_next();
           continue;
         }
@@ -385,7 +391,7 @@ void Machine::loop() {
     }
     if (progress != seen_progress) seen_progress = progress, since = time;
     else if (time - since > SPIN_LIMIT) {
-      if (!waiting_clusters.empty() && resident.size() * resident[0]->ctas.size() < num_sms) {
+      if (!waiting_clusters.empty() && has_room()) {
         start_next();
         continue;
       }
