@@ -235,7 +235,7 @@ _BLACKWELL_BACKWARD = {
 
 ANY_HEAD_DIM = 1 << 30
 NO_EMULATED_EXP = ((ANY_HEAD_DIM, 0.0),)
-# Modelled cycles of a key block of our causal forward (`python -m fa4core time`, 3 seeds), by share:
+# By share, modelled cycles of a key block of our causal forward (`python -m fa4core time`):
 #   head dim  64: 2,321 at 12.5 %, 2,130 at 25 %, 2,065 at 31.25 %
 #   head dim 128: 2,376 at 12.5 %, 2,372 at 18.75 %
 # More is left out: real GPUs lost 20 % with much emulation in code twice as long.
