@@ -24,7 +24,7 @@ import tvm_ffi.testing
 from rich.console import Console
 from rich.table import Table
 
-from fa4core import Variant, attention, ops, recall
+from fa4core import Variant, attention, dispatch, recall
 from fa4core.places import Place, for_tvm_ffi
 from primitives import mask, score, sequence, sink
 
@@ -108,7 +108,7 @@ def parts() -> dict[str, Callable[[], object]]:
 def main(repeats: int) -> None:
     """Measure and print; fails if the quickest measurement of a case is over its limit."""
     torch.set_num_threads(1)
-    ops.in_emulator = nowhere
+    dispatch.in_emulator = nowhere
     table = Table("call", "median us", "quickest", "quartiles", "medians of all")
     over = []
     for kind in (cases, parts):

@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from fa4core.plan.problem import Problem
-from fa4core.plan.target import SM100
+from fa4core.plan.target import SM100, Target
 from fa4core.timing import subject
 from fa4core.timing.parameters import Parameters
 from fa4core.timing.problem import Modelled, model
@@ -135,8 +135,17 @@ def roofline() -> None:
         print(f"| {name}, {ctas} | 1024, {tensor:.0f} | {paired}, {smem:.0f} | 1024, {mufu:.0f} |")
 
 
-def sensitivity(factor: float = 1.5) -> None:
-    rates = SM100.measured
+def sensitivity() -> None:
+    programs = {}
+    for name, made in MASKS.items():
+        variant, p = Variant(mask=made), problem(128, 8192)
+        programs[name] = Small.of(subject.fa4(variant, p, "sm100"), variant, p, "sm100").programs
+    show_sensitivity(SM100, programs)
+
+
+def show_sensitivity(target: Target, kernels: dict, factor: float = 1.5) -> None:
+    """A table of what each parameter does to kernels, given as `Small.programs` by name."""
+    rates = target.measured
     base = Parameters.of(rates)
     print("\n## Sensitivity\n")
     print(
@@ -144,10 +153,7 @@ def sensitivity(factor: float = 1.5) -> None:
         f"{factor:g}; two seeds, whose\nown spread is about 0.5 %.\n"
     )
     changes: dict[str, list[float]] = {}
-    for made in MASKS.values():
-        variant, p = Variant(mask=made), problem(128, 8192)
-        small = Small.of(subject.fa4(variant, p, "sm100"), variant, p, "sm100")
-        few, many, _ = small.programs
+    for few, many, _ in kernels.values():
 
         def block(parameters: Parameters, few=few, many=many) -> float:
             a, b = (
@@ -160,8 +166,8 @@ def sensitivity(factor: float = 1.5) -> None:
         for field in attrs.fields(Parameters):
             changed = attrs.evolve(base, **{field.name: getattr(base, field.name) * factor})
             changes.setdefault(field.name, []).append(block(changed) / before - 1)
-    print("| parameter | value | " + " | ".join(MASKS) + " |")
-    print("|---|---|" + "---|" * len(MASKS))
+    print("| parameter | value | " + " | ".join(kernels) + " |")
+    print("|---|---|" + "---|" * len(kernels))
     for name, found in sorted(changes.items(), key=lambda c: -max(map(abs, c[1]))):
         cells = " | ".join(f"{change:+.1%}" for change in found)
         print(f"| `{name}` | {getattr(base, name):g} | {cells} |")

@@ -7,7 +7,7 @@ import math
 import torch
 
 from fa4core.compile.aot import Exported
-from fa4core.ops import prepared_once
+from fa4core.dispatch import prepared_once
 from fa4core.prepared import Results
 from fa4core.recall import PADDED, is_open, key_of, wants_grad
 from fa4core.recorded import Recorded

@@ -9,145 +9,22 @@ captured indices) is checked when the operator runs; what needs shapes only, whe
 
 # No `from __future__ import annotations`: torch reads the annotations to make the schemas.
 
-import math
-from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fa4core.backends import (
-    KERNELS,
-    announce,
-    check,
-    choose,
-    family_of,
-    gradients_by,
-    target_of,
-)
-from fa4core.backward import launch as backward_launch
-from fa4core.backward.prepared import PreparedBackward
-from fa4core.backward.prepared import prepare as prepare_backward
-from fa4core.compile.kernel import Kernel
-from fa4core.kept import Calls, known_calls
-from fa4core.places import Place, in_emulator, on_device
+from fa4core.dispatch import gradients_once, prepared_once
+from fa4core.kept import known_calls
 from fa4core.plan.captured import check_device
-from fa4core.plan.problem import Problem
-from fa4core.plan.target import target as planned
-from fa4core.plan.tiles import tile_map
-from fa4core.prepared import Prepared, Results, kernel_of, prepare
+from fa4core.prepared import Results
 from fa4core.program import Program
-from fa4core.recall import PADDED, backward_key_of, can_be_kept, kept, key_of
-from fa4core.reference.backward import Gradients
-from fa4core.reference.backward import backward as tiled_backward
-from fa4core.reference.tiled import Call
+from fa4core.recall import PADDED, backward_key_of, key_of
 from fa4core.reference.tiled import forward as tiled_forward
-from fa4core.sm90.backward import launch as sm90_backward
-from fa4core.sm90.forward import launch as sm90
-from fa4core.sm100.backward import launch as sm100_backward
-from fa4core.sm100.forward import launch as sm100
-from fa4core.variant import Variant
 from primitives.expr import Capture
 from primitives.sequence import Layout
-
-
-def plan_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    captured: list[Tensor],
-    layout: Layout,
-    spec: str,
-    scale: float | None,
-    backend: str,
-) -> tuple[Call, str]:
-    """Check everything; gives the call and the backend it takes."""
-    problem = Problem.from_tensors(q, k, v, layout)
-    program = Program.parse(spec, captured)
-    chosen, why = choose(backend, q.device, program, problem)
-    if chosen == "reference" and backend == "auto" and q.device.type != "cpu":
-        announce(chosen, why)
-    check(program, problem, q.device, chosen)
-    scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    return _analysed(program, problem, layout, scale), chosen
-
-
-def _analysed(program: Program, problem: Problem, layout: Layout | None, scale: float) -> Call:
-    analyse = partial(
-        tile_map,
-        program.graph.mask,
-        batch=problem.batch,
-        heads=problem.heads_q,
-        seqlens_q=problem.seqlens_q,
-        seqlens_k=problem.seqlens_k,
-    )
-    return Call(program, problem, analyse, layout, scale)
-
-
-#: The kernels of a backend.
-SKELETONS = {"sm100": sm100.FORWARD, "sm90": sm90.FORWARD}
-BACKWARD: dict[str, backward_launch.Skeleton] = {
-    "sm100": sm100_backward.BACKWARD,
-    "sm90": sm90_backward.BACKWARD,
-}
-
-
-def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
-    """A call of a backend that has kernels, ready to run."""
-    return prepare(SKELETONS[family_of(chosen)], call, q, k, v, place_of(chosen, q.device))
-
-
-def place_of(chosen: str, device: torch.device) -> Place:
-    """Where a backend that has kernels runs them."""
-    if chosen == "emulator":
-        return in_emulator(family_of(chosen))
-    target = target_of(device)
-    assert target is not None  # `choose` has seen to it
-    return on_device(target, device)
-
-
-def prepared_once(
-    calls: Calls | None,
-    key: tuple | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    captured: list[Tensor],
-    layout: Layout,
-    spec: str,
-    scale: float | None,
-    backend: str,
-) -> tuple[Call, Prepared | None]:
-    """Plan and prepare a call, and keep it if there is a place; no `Prepared` of the reference."""
-    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
-    if chosen == "reference":
-        return call, None
-    run = prepared(call, chosen, q, k, v)
-    if calls is not None and key is not None and can_be_kept(layout, captured):
-        calls.keep(key, kept(run, call, layout, q.device))
-    return call, run
-
-
-def kernels_of(
-    variant: Variant, problems: Iterable[Problem], target: str, scale: float, emulated: bool
-) -> list[Kernel]:
-    """The kernels that calls of a variant need, each once.
-
-    Raises:
-        ValueError, IndexError, NotImplementedError: A problem can't be run; with the reason.
-    """
-    place = Place(target, planned(target).measured.sms, emulated)
-    family = next(name for name, kernels in KERNELS.items() if target in kernels.targets)
-    skeleton = SKELETONS[family]
-    found: dict[str, Kernel] = {}
-    for problem in problems:
-        call = _analysed(variant.program, problem, None, scale)
-        check(call.program, problem, torch.device("cpu"), family)
-        kernel, _ = kernel_of(skeleton, call, place)
-        if kernel is not None:
-            found |= {k.key: k for k in (*skeleton.before(call, place), kernel)}
-    return list(found.values())
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,7 +120,7 @@ def backward(
     given = grad_out, grad_lse, q, k, v, out, lse
     if run is None:
         rest = captured, layout, spec, scale, backend, deterministic
-        run = _backward(calls, key, given, *rest)
+        run = gradients_once(calls, key, given, *rest)
     result = run(*given)
     of_captured = []
     for slot in differentiated(spec):
@@ -251,36 +128,6 @@ def backward(
         gradient = result.captured.pop(Capture(tensor), None)
         of_captured.append(tensor.new_zeros(tensor.shape) if gradient is None else gradient)
     return result.q, result.k, result.v, of_captured
-
-
-def _backward(
-    calls: Calls | None,
-    key: tuple | None,
-    given: tuple,
-    captured: list[Tensor],
-    layout: Layout,
-    spec: str,
-    scale: float | None,
-    backend: str,
-    deterministic: bool,
-) -> Callable[..., Gradients]:
-    """What computes the gradients of a call; kernels are kept if there is a place."""
-    grad_out, grad_lse, q, k, v, out, _ = given
-    call, chosen = plan_call(q, k, v, captured, layout, spec, scale, backend)
-    output_by = chosen
-    chosen, why = gradients_by(backend, chosen, call.program, call.problem)
-    if chosen != output_by:
-        announce(chosen, why)
-    if chosen == "reference":
-        return lambda grad_out, grad_lse, q, k, v, out, lse: tiled_backward(
-            call, q, k, v, out, lse, grad_out, grad_lse
-        )
-    skeleton, place = BACKWARD[family_of(chosen)], place_of(chosen, q.device)
-    tensors = grad_out, grad_lse, q, k, v, out
-    run: PreparedBackward = prepare_backward(skeleton, call, *tensors, place, deterministic)
-    if calls is not None and key is not None and can_be_kept(layout, captured):
-        calls.keep(key, kept(run, call, layout, q.device))
-    return run
 
 
 @torch.library.register_fake("fa4core::backward")
@@ -325,12 +172,19 @@ def save(ctx: Any, inputs: tuple, output: Results) -> None:
 
 
 def gradients(
-    ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, _: Tensor | None
+    ctx: Any,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    _: Tensor | None,
+    *,
+    originals: tuple[Tensor, ...] = (),
 ) -> tuple[Any, ...]:
-    """Of the forward operator's inputs."""
+    """Of the forward operator's inputs; `originals` are the captured tensors, if they are known to
+    be others than those that were saved."""
     q, k, v, out, lse, *rest = ctx.saved_tensors
     present = sum(ctx.present)
     captured, given = rest[: len(rest) - present], iter(rest[len(rest) - present :])
+    captured = list(originals) or captured
     layout = [next(given) if there else None for there in ctx.present]
     by_slot: list[Tensor | None] = [None] * len(captured)
     if grad_out is None and grad_lse is None:

@@ -44,17 +44,19 @@ class Place:
 
 def in_emulator(target: str) -> Place:
     """The emulator: the open session with its seed and number of SMs, or one for each call."""
+    from fa4core.compile.environment import exclusive
     from fa4core.compile.targets import resolve
     from fa4core.emulator.session import current_session, emulator
 
     def launcher(function: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*arguments: Any) -> None:
-            session = current_session()
-            if session is not None:
-                session.call(function, *arguments)
-                return
-            with emulator(target=target, record=False) as session:
-                session.call(function, *arguments)
+            with exclusive:
+                session = current_session()
+                if session is not None:
+                    session.call(function, *arguments)
+                    return
+                with emulator(target=target, record=False) as session:
+                    session.call(function, *arguments)
 
         return launch
 

@@ -35,9 +35,13 @@ class Recorded(torch.autograd.Function):
     ) -> Results:
         results = prepared(q, k, v, True, with_max)
         save(ctx, (q, k, v, captured, *options), results)
+        ctx.originals = captured  # a checkpoint gives others back, and prepared calls go by these
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_q, grad_k, grad_v, of_captured, *_ = gradients(ctx, *grads)
+    def backward(
+        ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, grad_max: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        grads = grad_out, grad_lse, grad_max
+        grad_q, grad_k, grad_v, of_captured, *_ = gradients(ctx, *grads, originals=ctx.originals)
         return None, None, None, grad_q, grad_k, grad_v, *of_captured

@@ -18,7 +18,7 @@ from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec
 from fa4core.backward.tables import tables
 from fa4core.compile.kernel import Kernel, TensorType, type_of
-from fa4core.forward.arguments import captured
+from fa4core.forward.arguments import captured, compiled_for_either
 from fa4core.places import Place
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
@@ -70,16 +70,10 @@ class Launches:
 
 def common(call: Call, target: str, deterministic: bool) -> dict[str, Any]:
     """What every target's spec says of a call."""
-    problem = call.problem
-    return {
+    return compiled_for_either(call, target) | {
         "graph": Rule.of(call.program).dump(),
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
         "exp": call.program.exp or Exp(),  # products bind, not exponentials
         "deterministic": deterministic,
-        "negative_scale": call.scale <= 0,
-        "target": target,
     }
 
 

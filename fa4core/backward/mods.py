@@ -44,10 +44,10 @@ class GradMods(Elements):
         slots = dict(zip(rule.captures, captured, strict=True))
         receivers = dict(zip(rule.receivers, grad_captured, strict=True))
         rule = rule.exchanged({Q: K, K: Q})
-        inside = algebra.logical_and(
+        within = algebra.logical_and(
             algebra.less(K, algebra.var("seqlen_q")), algebra.less(Q, algebra.var("seqlen_k"))
         )
-        live, plain = algebra.logical_and(rule.mask, inside), rule.score is algebra.var("score")
+        live, plain = algebra.logical_and(rule.mask, within), rule.score is algebra.var("score")
         plain = plain and not spec.negative_scale
         super().__init__(live, rule.score, slots, spec.exp.fraction, plain)
         self.by_score = rule.by_score

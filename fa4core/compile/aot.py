@@ -75,6 +75,7 @@ def export(
     *,
     scale: float = 1.0,
     emulated: bool = False,
+    gradients: bool = False,
 ) -> None:
     """Compile a variant and write a file that `load` reads. No GPU is needed.
 
@@ -87,18 +88,19 @@ def export(
         path: File to write.
         scale: The sign of the scale that will be used: kernels for negative ones differ.
         emulated: Compile for the emulator instead of a GPU.
+        gradients: Compile the kernels of the backward pass, too (not the deterministic ones).
 
     Raises:
         NotImplementedError: The target's kernels don't take a problem; with the reason.
         ValueError: A target without kernels, or nothing to compile: no problem has any work.
     """
-    from fa4core.ops import kernels_of
+    from fa4core.dispatch import kernels_of
 
     given = (problems,) if isinstance(problems, Problem) else tuple(problems)
     name = resolve(target).name
     if name not in TARGETS:
         raise ValueError(f"target {target!r} has no kernels yet; {' and '.join(TARGETS)} do")
-    kernels = kernels_of(variant, given, name, scale, emulated)
+    kernels = kernels_of(variant, given, name, scale, emulated, gradients)
     if not kernels:
         raise ValueError("no problem has any queries, so there is nothing to compile")
     captured = io.BytesIO()

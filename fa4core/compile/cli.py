@@ -25,7 +25,15 @@ from fa4core.compile.aot import export as write
 )
 @click.option("--negative-scale", is_flag=True, help="For calls with a scale of 0 or less.")
 @click.option("--emulated", is_flag=True, help="For the emulator instead of a GPU.")
-def export(target: str, output: Path, negative_scale: bool, emulated: bool, **asked: Any) -> None:
+@click.option("--gradients", is_flag=True, help="The kernels of the backward pass, too.")
+def export(
+    target: str,
+    output: Path,
+    negative_scale: bool,
+    emulated: bool,
+    gradients: bool,
+    **asked: Any,
+) -> None:
     """Compile VARIANT for a problem and write a file; no GPU is needed.
 
     VARIANT and its options are those of `explain`. The kernel serves every batch, number of heads
@@ -36,7 +44,7 @@ def export(target: str, output: Path, negative_scale: bool, emulated: bool, **as
     try:
         variant, problem = requested(**asked)
         scale = -1.0 if negative_scale else 1.0
-        write(variant, problem, target, output, scale=scale, emulated=emulated)
+        write(variant, problem, target, output, scale=scale, emulated=emulated, gradients=gradients)
     except REFUSALS as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{output}: {asked['variant']} for {target}, {output.stat().st_size:,} bytes")

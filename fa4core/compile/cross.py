@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from fa4core.compile.artifact import Artifact
-from fa4core.compile.environment import dsl_settings
+from fa4core.compile.environment import dsl_settings, exclusive
 from fa4core.compile.targets import Target, resolve
 
 
@@ -42,7 +42,7 @@ def cross_compile(
     `fa4core.emulator.session.compile_for_emulator` passes the emulator's.
     """
     chosen = resolve(target)
-    with dsl_settings(chosen, runtime, rewrite, line_info=line_info):
+    with exclusive, dsl_settings(chosen, runtime, rewrite, line_info=line_info):
         from cutlass import cute
 
         compiled = cute.compile(function, *args, options=options, **kwargs)

@@ -12,12 +12,17 @@ import importlib.util
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fa4core.compile.targets import Target
+
+#: Held by whoever compiles, loads a kernel or launches one in the emulator: the DSL's settings and
+#: the emulator belong to the process. A session that is open does not hold it between launches.
+exclusive = threading.RLock()
 
 _LIBRARIES = "CUTE_DSL_LIBS"  # the run-time libraries that compiled host code is linked against
 _OBSERVERS: list[Callable[[Any], None]] = []  # called with each compiled function

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from fa4core.compile.artifact import Artifact
-from fa4core.compile.environment import dsl_settings, import_dsl
+from fa4core.compile.environment import dsl_settings, exclusive, import_dsl
 from fa4core.compile.linking import FUNCTION, is_library, load_library
 from fa4core.compile.targets import resolve
 
@@ -94,6 +94,7 @@ class Package:
             modules.know(self.cubin, self.ptx)
             runtime = library.runtime_library()
         with (
+            exclusive,
             dsl_settings(resolve(self.target), runtime),
             tempfile.TemporaryDirectory(prefix="fa4core-load-") as folder,
         ):

@@ -21,7 +21,7 @@ import attrs
 import torch
 
 from fa4core.compile.cross import Compiled, cross_compile
-from fa4core.compile.environment import dsl_settings
+from fa4core.compile.environment import dsl_settings, exclusive
 from fa4core.compile.targets import Target, resolve
 from fa4core.emulator.host import calls, library, modules
 from fa4core.emulator.host.disguise import disguise, visible
@@ -89,10 +89,11 @@ class Session:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Call host code that was loaded, not compiled, here (a TVM-FFI function)."""
-        try:
-            function(*map(visible, arguments))
-        finally:
-            self._finish()
+        with exclusive:
+            try:
+                function(*map(visible, arguments))
+            finally:
+                self._finish()
 
     def transform(self, rule: Callable[[Launch], Launch]) -> None:
         """Pass every later launch through `rule` first (mutation tests change its PTX)."""
@@ -150,13 +151,38 @@ def emulator(
 
     Raises `EmulatorError` from the call of the compiled function when a detector fires.
     """
+    with contextlib.ExitStack() as block:
+        exclusive.acquire()  # to open; and, by the callbacks, to close
+        block.callback(exclusive.release)
+        session = _opened(
+            block, target, seed, detect, num_sms, record, line_info, timeline=timeline, trace=trace
+        )
+        block.callback(exclusive.acquire)
+        exclusive.release()
+        yield session
+
+
+def _opened(
+    block: contextlib.ExitStack,
+    target: str | Target,
+    seed: int,
+    detect: str | Iterable[str],
+    num_sms: int | None,
+    record: bool,
+    line_info: bool,
+    **notes: bool,
+) -> Session:
+    """A session that `block` closes."""
     global _open_session  # noqa: PLW0603  (the run-time library has one callback)
     if _open_session is not None:
-        raise RuntimeError("an emulator session is open already; sessions do not nest")
+        raise RuntimeError(
+            "an emulator session is open already, in this thread or another; sessions do not nest. "
+            "Make the calls in that one, or close it before"
+        )
     chosen = resolve(target)
     sms = num_sms or chosen.num_sms
     detectors = detect if isinstance(detect, str) else frozenset(detect)
-    session = Session(chosen, seed, detectors, sms, record, timeline=timeline, trace=trace)
+    session = Session(chosen, seed, detectors, sms, record, **notes)
     listener = calls.Listener(session._launch, session.machine.parameters)
 
     def finish() -> None:
@@ -164,18 +190,17 @@ def emulator(
             raise error from None
 
     session._finish = finish
-    with contextlib.ExitStack() as block:
-        block.enter_context(
-            dsl_settings(chosen, library.runtime_library(), rewrite, modules.remember, line_info)
-        )
-        block.enter_context(disguise(chosen, sms, session.memory.exported, finish))
-        block.enter_context(WatchTorch(session.memory))
-        calls.describe_device(chosen, sms)
-        listener.open()
-        block.callback(listener.close)
-        _open_session = session
-        block.callback(_close)
-        yield session
+    block.enter_context(
+        dsl_settings(chosen, library.runtime_library(), rewrite, modules.remember, line_info)
+    )
+    block.enter_context(disguise(chosen, sms, session.memory.exported, finish))
+    block.enter_context(WatchTorch(session.memory))
+    calls.describe_device(chosen, sms)
+    listener.open()
+    block.callback(listener.close)
+    _open_session = session
+    block.callback(_close)
+    return session
 
 
 def current_session() -> Session | None:

@@ -25,7 +25,7 @@ class Kind(IntEnum):
     BARRIER_ARRIVE = 5  # a number; c threads
     CLUSTER_ARRIVE = 6
     CLUSTER_WAIT = 7
-    MMA = 8  # a M; b N; c K; d `MMA_FLAGS`; e first TMEM column of D
+    MMA = 8  # a M; b N; c K; d `MMA_FLAGS`; e first TMEM column of D, if that is where it is
     TENSOR_COPY = 9  # a rows; b columns
     COMMIT = 10  # a mask of CTAs; b offset of the barrier
     TMEM_LOAD = 11  # a lanes; b columns; e first column
@@ -48,7 +48,11 @@ class Kind(IntEnum):
     WORK_ID = 28  # clusterlaunchcontrol.try_cancel; a, b barrier; c bytes; d CTA that receives
 
 
-MMA_FLAGS = {"pair": 1, "a_in_tmem": 2, "accumulates": 4, "tf32": 8, "f8": 16}
+#: "pair": on the tensor cores of two CTAs. "a_elsewhere": A is not in shared memory. "warpgroup":
+#: each of four warps forms its part.
+MMA_FLAGS = {
+    "pair": 1, "a_elsewhere": 2, "accumulates": 4, "tf32": 8, "f8": 16, "warpgroup": 32,
+}  # fmt: skip
 
 #: Fields of an event: index of the statement in the warp's sequence, its number in the kernel, ...
 FIELDS = ("step", "statement", "kind", "a", "b", "c", "d", "e")

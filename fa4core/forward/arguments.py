@@ -1,4 +1,4 @@
-"""What forward kernels are compiled for and what they take, on any target. Imports no DSL."""
+"""What kernels are compiled for and what they take, on any target. Imports no DSL."""
 
 from __future__ import annotations
 
@@ -32,17 +32,24 @@ def compiled_for(
     """
     problem, program, hardware = call.problem, call.program, planned(target)
     threshold = program.rescale_threshold
-    return {
+    return compiled_for_either(call, target) | {
         "graph": program.graph.dump(),
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v,
         "exp": program.exp or hardware.exp(max(problem.head_dim, problem.head_dim_v)),
         "threshold": hardware.rescale_threshold if threshold is None else float(threshold),
-        "negative_scale": call.scale <= 0,
         "packed": packing(program, problem, tile),
         "page_rows": 0 if problem.page_size is None else math.gcd(problem.page_size, block),
         "split": schedule.num_splits > 1,
+    }
+
+
+def compiled_for_either(call: Call, target: str) -> dict[str, Any]:
+    """The fields of a `KernelSpec` that are the same in both passes."""
+    problem = call.problem
+    return {
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "negative_scale": call.scale <= 0,
         "target": target,
     }
 

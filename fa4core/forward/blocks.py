@@ -14,7 +14,7 @@ from cutlass import cute
 
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.tma import Operand
-from fa4core.lowering.cute import select
+from fa4core.lowering.cute import inside, select
 from fa4core.pipeline.effects import Fixed
 
 
@@ -58,7 +58,7 @@ class KeyBlocks(Fixed):
             return cutlass.Int32(0)
         (table,) = self.tables
         key = j * self.spec.block + cute.arch.lane_idx() * self.spec.key_rows
-        return table[item.b, _at_most_last(item, key) // self._page_size]
+        return table[item.b, inside(key, item.seqlen_k) // self._page_size]
 
     def load(self, name: str, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
         """Bring K or V of block `j` to a stage."""
@@ -80,7 +80,7 @@ class KeyBlocks(Fixed):
         block anyway: on an H200, a box that lies outside its tensor altogether ends in an illegal
         address where memory before the tensor is unmapped.
         """
-        key = _at_most_last(item, key)
+        key = inside(key, item.seqlen_k)
         first = key // self._page_size * self._page_size
         left = item.seqlen_k - first
         return page, 0, select(left < self._page_size, left, self._page_size, "int"), key - first
@@ -91,10 +91,6 @@ class KeyBlocks(Fixed):
         b, start, length, first = place
         there, row = operand.rows(b, item.h_kv, start, length, first)
         operand.load(there, (row, part.column), part.shape, to, barrier)
-
-
-def _at_most_last(item: Any, key: Any) -> Any:
-    return select(key < item.seqlen_k, key, item.seqlen_k - 1, "int")
 
 
 @cute.jit

@@ -18,7 +18,7 @@ from cutlass import cute
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.work import Row
 from fa4core.lowering.approximate import QUICK, Unit
-from fa4core.lowering.cute import Scope, as_float, select
+from fa4core.lowering.cute import Scope, as_float, inside, select
 from fa4core.lowering.predicate import BITS, Predicate
 from fa4core.lowering.words import leaves, per_element
 from fa4core.pipeline.effects import Fixed
@@ -34,11 +34,6 @@ Column = Callable[[int], int]
 def in_order(i: int) -> int:
     """The places of elements that lie one behind the other."""
     return i
-
-
-def at_most(index: Any, last: Any) -> cutlass.Int32:
-    """An index of a row, inside."""
-    return select(index <= last, index, last, "int")
 
 
 class Elements(Fixed):
@@ -130,9 +125,9 @@ class Mods(Elements):
     def __init__(self, spec: ForwardSpec, captured: tuple[cute.Tensor, ...]):
         mask, score, self.sink = parse(spec.graph)
         slots = dict(zip(captures(mask, score, self.sink), captured, strict=True))
-        inside = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
+        within = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
         plain = score is algebra.var("score") and not spec.negative_scale
-        live = algebra.logical_and(mask, inside)
+        live = algebra.logical_and(mask, within)
         super().__init__(live, score, slots, spec.exp.fraction, plain)
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
         self.split = spec.split
@@ -159,7 +154,7 @@ class Mods(Elements):
         variables = {
             "b": item.b,
             "h": row.head,
-            "q": at_most(row.query, item.seqlen_q - 1),
+            "q": inside(row.query, item.seqlen_q),
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }

@@ -9,7 +9,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
 from fa4core.forward.panels import box, swizzled
-from fa4core.lowering.cute import select
+from fa4core.lowering.cute import inside
 
 
 def copies(
@@ -59,14 +59,9 @@ class Operand:
 
     def rows(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
         """A slice of a view of sequences (`views.keys`), and where row `first` is in it."""
-        h, b = within(h, self.view.shape[2]), within(b, self.view.shape[3])
+        h, b = inside(h, self.view.shape[2]), inside(b, self.view.shape[3])
         return self.rows_of(b, h, start, length, first)
 
     def rows_of(self, b: Any, h: Any, start: Any, length: Any, first: Any) -> tuple[Any, Any]:
         """As `rows`, of a tensor that is never expanded."""
         return self.view[(None, None, h, b, start + length)], self.view.shape[0] - length + first
-
-
-def within(index: Any, extent: Any) -> Any:
-    """The index into a dimension that has one entry if it is expanded."""
-    return select(index < extent, index, extent - 1, "int")

@@ -112,6 +112,11 @@ def select(condition: Value, a: Value, b: Value, kind: str) -> Value:
     return cast(cutlass.select_(condition, cast(a), cast(b)))
 
 
+def inside(index: Any, extent: Any) -> Any:
+    """An index, or the last one if it lies behind."""
+    return select(index < extent, index, extent - 1, "int")
+
+
 def place_in(tensor: cute.Tensor, indices: Sequence[Value], guarded: bool) -> tuple[Value, ...]:
     """Where indices, of which negative ones count from the end, point; a scalar has one element.
 

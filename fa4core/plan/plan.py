@@ -173,9 +173,9 @@ class Plan:
         schedules = makespan.candidates(False, self._orders_differ)
         return [makespan.simulate(tiles, s, workload) for s in schedules]
 
-    def work_tiles(self, rows: int) -> WorkTiles:
-        """Work tiles of `rows` queries of a head, with the key blocks that each visits."""
-        across = self._map(self.variant.graph.mask, rows, self.forward_tile.k)
+    def work_tiles(self, rows: int, keys: int) -> WorkTiles:
+        """Work tiles of `rows` queries of a head, with the blocks of `keys` that each visits."""
+        across = self._map(self.variant.graph.mask, rows, keys)
         return _work_tiles(across, self.problem.heads_q, (1.0, 1.0), self.problem.group)
 
     def _work_tiles(self, packed: bool) -> WorkTiles:

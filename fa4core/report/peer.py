@@ -69,7 +69,9 @@ def fa4_arguments(variant: Variant) -> dict[str, Any]:
     masks: list[tuple[Any, dict[str, Any]]] = [(mask.full(), {}), (mask.causal(), {"causal": True})]
     if window := _numbers(r"sliding_window\((\d+), (\d+)\)", variant.mask.name):
         left, right = map(int, window)
-        masks.append((mask.sliding_window(left, right), {"window_size": (left, right)}))
+        made, arguments = mask.sliding_window(left, right), {"window_size": (left, right)}
+        masks.append((made, arguments))
+        masks.append((mask.causal() & made, {"causal": True} | arguments))
     scores: list[tuple[Any, dict[str, Any]]] = [(Variant().score, {})]
     if cap := _numbers(r"softcap\(([\d.]+)\)", variant.score.name):
         scores.append((score.softcap(float(cap[0])), {"softcap": float(cap[0])}))
@@ -84,7 +86,7 @@ def fa4_arguments(variant: Variant) -> dict[str, Any]:
 
 
 def _numbers(pattern: str, name: str) -> tuple[str, ...] | None:
-    found = re.fullmatch(pattern, name)
+    found = re.search(pattern, name)
     return found.groups() if found else None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
+from fa4core.backends import KERNELS
 from fa4core.console import facts, section
 from fa4core.pipeline.show import renderables
 from fa4core.plan.plan import Plan
@@ -17,7 +18,6 @@ from fa4core.plan.target import target as planned
 from fa4core.reference.tiled import Call
 from fa4core.sm100.forward.launch import spec_of
 from fa4core.sm100.forward.spec import Spec
-from fa4core.sm100.support import refusal
 from fa4core.variant import Variant
 
 _PROVEN = (
@@ -33,18 +33,25 @@ def call_for(variant: Variant, problem: Problem, target: str) -> Call:
     Raises:
         NotImplementedError: They don't; with the reason.
     """
-    if target not in ("sm100", "sm103"):
+    family = next((f for f in KERNELS.values() if target in f.targets), None)
+    if family is None:
         raise NotImplementedError(
-            f"target {target!r} has no kernels in this version; choose sm100 or sm103"
+            f"target {target!r} has no kernels in this version; choose sm100, sm103 or sm90"
         )
-    if reason := refusal(variant.program, problem):
-        raise NotImplementedError(f"the SM100 kernels do not take this call: {reason}")
+    if reason := family.refusal(variant.program, problem):
+        raise NotImplementedError(f"the {family.title} kernels do not take this call: {reason}")
     tiles = Plan(variant, problem, planned(target)).tiles
     return Call(variant.program, problem, lambda: tiles, None, 1 / math.sqrt(problem.head_dim))
 
 
 def describe_call(variant: Variant, problem: Problem, target: str) -> Iterator[RenderableType]:
-    """The pipeline, and what the checker says about it."""
+    """The pipeline, and what the checker says about it.
+
+    Raises:
+        NotImplementedError: As `call_for`, or it is not shown.
+    """
+    if target == "sm90":
+        raise NotImplementedError("the pipeline is shown for sm100 and sm103 only, not for 'sm90'")
     spec = spec_of(call_for(variant, problem, target), target)
     yield from renderables(spec.pipeline)
     rows = [("proves", _PROVEN), ("of", "the functions that the kernel is compiled from")]

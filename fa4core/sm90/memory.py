@@ -14,7 +14,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import CopyUniversalOp, cpasync, warp, warpgroup
 from cutlass.utils import LayoutEnum
 
-from fa4core.forward.tma import within
+from fa4core.lowering.cute import inside
 from fa4core.spec import KernelSpec
 
 
@@ -84,7 +84,7 @@ def partition(
         length, start: Of the sequence.
         h, b: Head and batch entry.
     """
-    h, b = within(h, tensor.shape[2]), within(b, tensor.shape[3])
+    h, b = inside(h, tensor.shape[2]), inside(b, tensor.shape[3])
     there = tensor[(None, None, h, b, start + length)]
     shift = [cutlass.Int32(column), cutlass.Int32(column)]
     shift[axis] = tensor.shape[axis] - length + row

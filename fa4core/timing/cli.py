@@ -19,7 +19,7 @@ from fa4core.compile.tools import ToolMissing
 
 @click.command(context_settings=SETTINGS, short_help="Modelled time of a variant's kernel.")
 @takes_problem
-@click.option("--target", type=click.Choice(["sm100", "sm103"]), default="sm100")
+@click.option("--target", type=click.Choice(["sm100", "sm103", "sm90"]), default="sm100")
 @click.option("--peer", type=click.Choice(["fa4"]), help="Model FlashAttention-4's kernel, too.")
 @click.option("--only", type=click.Choice(["ours", "fa4"]), help="Model one kernel, whichever.")
 @click.option("--clock", type=click.FloatRange(min=0.1), help="GHz; the target's if left out.")

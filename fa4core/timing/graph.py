@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import attrs
 import numpy as np
@@ -57,18 +57,29 @@ class Way:
     Attributes:
         path: Their indices.
         end: The anchor behind them; None at the end of the code.
-        lines: How many come from each PTX line.
+        lines: Each PTX line that they come from, how many do, and how often the way passes there.
         cost: Against taking it, whatever was executed.
     """
 
     path: tuple[int, ...]
     end: int | None
-    lines: tuple[tuple[int, int], ...]
+    lines: tuple[tuple[int, int, int], ...]
     cost: float
 
-    def score(self, here: frozenset[int], near: frozenset[int]) -> float:
-        """Instructions of executed lines, less those of lines that were not."""
-        fit = sum(n if line in here else 0 if line in near else -2 * n for line, n in self.lines)
+    def score(self, here: Mapping[int, int], near: Set[int]) -> float:
+        """Instructions of executed lines, less those of lines that were not, or not so often.
+
+        Args:
+            here: How often each line was executed between the anchors.
+            near: Lines executed a little before or after: their instructions may have been moved.
+        """
+        fit = 0.0
+        for line, n, times in self.lines:
+            executed = here.get(line, 0)
+            if not executed and line in near:
+                continue
+            surplus = max(0, times - executed)
+            fit += (times - 3 * surplus) * n / times
         return fit + self.cost
 
 
@@ -137,5 +148,12 @@ class Graph:
                 raise NoMatch(f"more than {_MOST_WAYS} ways between two anchors")
 
     def _way(self, path: list[int], end: int | None) -> Way:
-        lines = Counter(self.line[path].tolist())
-        return Way(tuple(path), end, tuple(lines.items()), float(self.cost[path].sum()))
+        passes = Counter(path)
+        count: Counter[int] = Counter()
+        times: dict[int, int] = {}
+        for n, visits in passes.items():
+            line = int(self.line[n])
+            count[line] += visits
+            times[line] = max(times.get(line, 0), visits)
+        lines = tuple((line, n, times[line]) for line, n in count.items())
+        return Way(tuple(path), end, lines, float(self.cost[path].sum()))

@@ -11,7 +11,7 @@ are not followed: whoever replays the sequence waits instead.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import attrs
 import numpy as np
@@ -76,7 +76,7 @@ def match(graph: Graph, warp: WarpTrace, lines: np.ndarray) -> list[Step]:
     executed = lines[warp.statements()]
     bounds = [-1, *(group[0][0] for group in anchors), len(executed)]
     between = [
-        frozenset(executed[bounds[n] + 1 : bounds[n + 1] + 1].tolist())
+        Counter(executed[bounds[n] + 1 : bounds[n + 1] + 1].tolist())
         for n in range(len(bounds) - 1)
     ]
     states = {0: _State(0.0, (0,), None, 0)}

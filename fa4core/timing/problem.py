@@ -18,7 +18,7 @@ from fa4core.plan import makespan
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
-from fa4core.timing.parameters import Parameters
+from fa4core.timing.parameters import Parameters, clock_of
 from fa4core.timing.replay import Program, Replayed, replay
 from fa4core.timing.small import Small
 from fa4core.timing.subject import Subject
@@ -169,6 +169,7 @@ def model(
     clock_ghz: float | None = None,
     seeds: int = SEEDS,
     parameters: Parameters | None = None,
+    small: Small | None = None,
 ) -> Modelled:
     """The modelled time of a kernel for a problem.
 
@@ -176,6 +177,7 @@ def model(
         clock_ghz: That the time is stated for; the target's unless given.
         seeds: Runs to average.
         parameters: Other than the target's.
+        small: What the kernel executes, if it is known from a problem of the same variant.
 
     Raises:
         NotImplementedError, ValueError: The kernel or the problem is not modelled; with the reason.
@@ -183,11 +185,10 @@ def model(
     hardware = planned(target)
     rates = hardware.measured
     parameters = parameters or Parameters.of(rates)
-    small = Small.of(subject, variant, problem, target)
-    programs = small.programs
+    small = small or Small.of(subject, variant, problem, target)
     few, many, two = (
         tuple(replay(p, rates, parameters, seed) for seed in range(seeds)) if p else ()
-        for p in programs
+        for p in small.programs
     )
     plan = Plan(variant, problem, hardware)
     p = problem
@@ -201,12 +202,12 @@ def model(
         few=few,
         many=many,
         two=two,
-        program=programs[1],
-        work=plan.work_tiles(small.rows),
+        program=small.programs[1],
+        work=plan.work_tiles(small.rows, subject.keys),
         subject=subject,
         sections=makespan.kv_heads_in_section(rates.l2_bytes, np.asarray(p.seqlens_k) * size),
         sms=rates.sms,
         flop=plan.attended * 2 * (p.head_dim + p.head_dim_v),
-        clock_ghz=clock_ghz or rates.clock_ghz,
+        clock_ghz=clock_ghz or clock_of(hardware),
         moving=moved * size / (rates.hbm_tbps * 1e12),
     )

@@ -22,6 +22,7 @@ from fa4core.timing.parameters import (
     OPS,
     UNITS,
     Parameters,
+    groups_of,
     latency_of,
     occupancy,
     op_of,
@@ -151,7 +152,7 @@ def _statics(graph: Graph, rates: Rates) -> np.ndarray:
         rows.append(
             (
                 *(UNITS.index(pipe), clocks, c.stall, c.switch, c.write, c.read, c.wait),
-                *(OPS.index(op_of(i)), latency_of(i)),
+                *(OPS.index(op_of(i)), latency_of(i), groups_of(i)),
             )
         )
     return np.array(rows, np.int32)

@@ -90,12 +90,13 @@ def _purpose(program: Program, steps: Sequence[Step]) -> str:
     instructions = program.graph.code.instructions
     count = Counter(instructions[s.index].opcode for s in steps)
     pipes = Counter(instructions[s.index].pipe for s in steps)
+    exponentials = pipes["MUFU"] > len(steps) / 50
     if pipes["tensor"]:
-        return "products"
+        return "products, exponentials" if exponentials else "products"
     if count["UTMALDG"] or count["UBLKCP"]:
         return "bulk loads"
     if count["UTMASTG"]:
         return "bulk stores"
-    if pipes["MUFU"] > len(steps) / 50:
+    if exponentials:
         return "exponentials"
     return "tensor memory" if pipes["TMEM"] else "little"

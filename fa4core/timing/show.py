@@ -81,6 +81,8 @@ def _spread(value: Spread | float, digits: int) -> str:
 def _busy(kernels: Sequence[Modelled]) -> Table:
     table = grid("", "", *(c for k in kernels for c in (k.title, "share")), left=2)
     for unit, what in _UNITS.items():
+        if not any(k.busy[unit] for k in kernels):  # not every GPU has all
+            continue
         cells = []
         for k in kernels:
             cycles = k.busy[unit]

@@ -13,9 +13,9 @@ from fa4core.timing.replay import Program, program_of
 from fa4core.timing.subject import Run, Subject
 from fa4core.variant import Variant
 
-BLOCK = 128  # keys
-#: Key blocks of the two lengths, where the problem has as many.
-FEW, MANY = 8, 16
+#: Key blocks of the greater length, where the problem has as many; the other has half of those
+#: that are then visited.
+MANY = 16
 
 
 @attrs.frozen(eq=False)
@@ -35,34 +35,32 @@ class Small:
     @classmethod
     def of(cls, subject: Subject, variant: Variant, problem: Problem, target: str) -> Small:
         """Run a subject on problems of one and of two work tiles."""
-        most = max(1, -(-max(problem.seqlens_k) // BLOCK))
-        lengths = (max(1, min(FEW, most // 2)), max(2, min(MANY, most)))
-        rows, ctas = _tile(subject, lengths[0] * BLOCK)
-        runs = [subject.run(rows, n * BLOCK, 1, ctas) for n in lengths]
-        blocks = [_blocks(variant, problem, target, rows, n) for n in lengths]
-        if blocks[0] == blocks[1]:
-            shorter = max(1, blocks[1] // 2)
-            runs[0] = subject.run(rows, shorter * BLOCK, 1, ctas)
-            blocks[0] = _blocks(variant, problem, target, rows, shorter)
-        if blocks[0] >= blocks[1]:
+        keys = subject.keys
+        most = max(2, min(MANY, -(-max(problem.seqlens_k) // keys)))
+        rows, ctas = _tile(subject)
+        many = _blocks(variant, problem, target, rows, most * keys, keys)
+        fewer = max(1, many // 2)
+        few = _blocks(variant, problem, target, rows, fewer * keys, keys)
+        if few >= many:
             raise ValueError(
-                f"{lengths[0]} and {lengths[1]} blocks of keys give work tiles of {blocks[0]} and "
-                f"{blocks[1]} blocks to visit; the model needs two different numbers"
+                f"{fewer} and {most} blocks of keys give work tiles of {few} and {many} blocks to "
+                "visit; the model needs two different numbers"
             )
+        runs = [subject.run(rows, n * keys, 1, ctas) for n in (fewer, most)]
         graph = _graph(runs[1])
         programs = [program_of(_same(graph, runs[1], r), r.trace, 0, r.ctas) for r in runs]
-        pair = subject.run(rows, lengths[1] * BLOCK, 2, ctas)
+        pair = subject.run(rows, most * keys, 2, ctas)
         started = {w.cta // pair.ctas for w in pair.trace.warps}
         both = None
         if len(started) == 1:
             both = program_of(_same(graph, runs[1], pair), pair.trace, 0, pair.ctas)
-        return cls(rows, ctas, (blocks[0], blocks[1]), (programs[0], programs[1], both))
+        return cls(rows, ctas, (few, many), (programs[0], programs[1], both))
 
 
-def _tile(subject: Subject, keys: int) -> tuple[int, int]:
-    """Queries of a work tile and CTAs of a cluster, found out by a launch of 512 queries."""
-    probe = 512
-    found = subject.run(probe, keys, 1, 148)
+def _tile(subject: Subject) -> tuple[int, int]:
+    """Queries of a work tile and CTAs of a cluster, found out by a launch of several tiles."""
+    probe = 768  # a multiple of the tiles of all kernels
+    found = subject.run(probe, probe, 1, 148)
     return probe // max(1, found.clusters), found.ctas
 
 
@@ -78,10 +76,12 @@ def _same(graph: Graph, of: Run, run: Run) -> Graph:
     return graph if run.cubin == of.cubin else _graph(run)
 
 
-def _blocks(variant: Variant, problem: Problem, target: str, rows: int, blocks: int) -> int:
+def _blocks(
+    variant: Variant, problem: Problem, target: str, rows: int, seqlen: int, keys: int
+) -> int:
     """Key blocks that the work tile of a small problem visits."""
     small = attrs.evolve(
-        problem, batch=1, heads_q=1, heads_kv=1, seqlens_q=(rows,), seqlens_k=(blocks * BLOCK,)
+        problem, batch=1, heads_q=1, heads_kv=1, seqlens_q=(rows,), seqlens_k=(seqlen,)
     )
-    (visited,) = Plan(variant, small, planned(target)).work_tiles(rows).blocks.tolist()
+    (visited,) = Plan(variant, small, planned(target)).work_tiles(rows, keys).blocks.tolist()
     return visited

@@ -17,6 +17,7 @@ from fa4core.emulator.host import modules
 from fa4core.emulator.session import Session, emulator
 from fa4core.emulator.trace import Trace
 from fa4core.plan.problem import Problem
+from fa4core.reference.tiled import Call
 from fa4core.variant import Variant
 from primitives.schedule import Order, Schedule
 
@@ -49,11 +50,13 @@ class Subject:
         title: Whose it is.
         run: (queries, keys, heads, SMs) -> a launch with batch 1.
         schedule: How it hands out and orders the work tiles of a whole problem.
+        keys: Of a block.
     """
 
     title: str
     run: Callable[[int, int, int, int], Run]
     schedule: Schedule
+    keys: int = 128
 
 
 def ours(variant: Variant, problem: Problem, target: str) -> Subject:
@@ -62,36 +65,46 @@ def ours(variant: Variant, problem: Problem, target: str) -> Subject:
     Raises:
         NotImplementedError, ValueError: There is none, or its schedule is not modelled.
     """
+    from fa4core.dispatch import SKELETONS
     from fa4core.report.pipeline import call_for
-    from fa4core.sm100.forward.launch import schedule_of
+    from fa4core.sm90.forward import launch as sm90
+    from fa4core.sm100.forward import launch as sm100
 
-    schedule = schedule_of(call_for(variant, problem, target))
+    call = call_for(variant, problem, target)
+    schedule_of = sm90.schedule_of if target == "sm90" else sm100.schedule_of
+    schedule = schedule_of(call)
     if schedule.coordinates != "heads":
         raise NotImplementedError(
             f"the model hands out a query head's tiles, not {schedule.coordinates!r}; choose more "
             "queries or heads, or give the variant a schedule with coordinates='heads'"
         )
     fixed = attrs.evolve(variant, schedule=schedule)
+    skeleton = _without_maxima(SKELETONS["sm90" if target == "sm90" else "sm100"])
 
     def run(queries: int, keys: int, heads: int, sms: int) -> Run:
-        return _run_ours(fixed, problem, target, (queries, keys, heads), sms)
+        small = _small(problem, queries, keys, heads)
+        return _run_ours(skeleton, call_for(fixed, small, target), target, sms)
 
-    return Subject("ours", run, schedule)
+    return Subject("ours", run, schedule, skeleton.spec_of(call, target).block)
 
 
-def _run_ours(
-    variant: Variant, problem: Problem, target: str, sizes: tuple[int, int, int], sms: int
-) -> Run:
-    from fa4core.attention import attention
+def _without_maxima(skeleton: Any) -> Any:
+    """The skeleton's quicker kernel, if it has one: what a plain call launches."""
+    lean = skeleton.lean
+    if lean is None:
+        return skeleton
+    return attrs.evolve(
+        skeleton, spec_of=lambda call, target: lean(skeleton.spec_of(call, target)), lean=None
+    )
+
+
+def _run_ours(skeleton: Any, call: Call, target: str, sms: int) -> Run:
     from fa4core.compile import cache
     from fa4core.compile.build import build
-    from fa4core.places import Place
-    from fa4core.prepared import kernel_of
-    from fa4core.report.pipeline import call_for
-    from fa4core.sm100.forward.launch import FORWARD
+    from fa4core.places import Place, in_emulator
+    from fa4core.prepared import kernel_of, prepare
 
-    small = _small(problem, *sizes)
-    kernel, _ = kernel_of(FORWARD, call_for(variant, small, target), Place(target, sms, True))
+    kernel, _ = kernel_of(skeleton, call, Place(target, sms, True))
     if kernel is None:
         raise ValueError("no query and no key to attend to: such a call launches nothing")
     if kernel.key not in _BUILT:
@@ -99,8 +112,8 @@ def _run_ours(
     package = _BUILT[kernel.key]
     cache.add(package)
     with emulator(target, seed=1, detect="none", num_sms=sms, record=False, trace=True) as session:
-        q, k, v = _tensors(small)
-        attention(q, k, v, variant, backend="emulator")
+        q, k, v = _tensors(call.problem)
+        prepare(skeleton, call, q, k, v, in_emulator(target))(q, k, v)
     return _last(session, package.cubin)
 
 
@@ -135,9 +148,21 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
             interface.flash_attn_func(*_tensors(small), return_lse=True, **arguments)
         return _last(session)
 
-    # Causal: one CTA for each tile, longest first; full: all tiles are alike.
-    order: Order = "longest_first" if arguments.get("causal") else "in_order"
-    return Subject("fa4", run, Schedule(source="one_tile", order=order, l2_sections=False))
+    # One CTA for each tile. Causal: longest first; in others tiles are alike.
+    unequal = "causal" in arguments and "window_size" not in arguments
+    order: Order = "longest_first" if unequal else "in_order"
+    schedule = Schedule(source="one_tile", order=order, l2_sections=False)
+    return Subject("fa4", run, schedule, _keys_of_fa4(interface, problem, target, arguments))
+
+
+def _keys_of_fa4(interface: Any, p: Problem, target: str, arguments: dict[str, Any]) -> int:
+    """Keys of a block, as the package chooses them; always 128 for Blackwell."""
+    if target != "sm90":
+        return 128
+    chosen = interface._tile_size_fwd_sm90(
+        p.head_dim, p.head_dim_v, "causal" in arguments, "window_size" in arguments
+    )
+    return chosen.n_block_size
 
 
 def _small(problem: Problem, queries: int, keys: int, heads: int) -> Problem:
@@ -152,15 +177,18 @@ def _small(problem: Problem, queries: int, keys: int, heads: int) -> Problem:
 
 
 def _tensors(p: Problem) -> tuple[torch.Tensor, ...]:
+    """Normally distributed. Scores are small, so that no row is rescaled once it has a maximum:
+    what is rare would be in all or in none of the few tiles that are replayed."""
     generator = torch.Generator().manual_seed(0)
-    return tuple(
-        torch.randn(1, rows, p.heads_q, d, generator=generator).to(p.dtype)
+    q, k, v = (
+        torch.randn(1, rows, p.heads_q, d, generator=generator)
         for rows, d in (
             (p.seqlens_q[0], p.head_dim),
             (p.seqlens_k[0], p.head_dim),
             (p.seqlens_k[0], p.head_dim_v),
         )
     )
+    return tuple(x.to(p.dtype) for x in (q / 4, k, v))
 
 
 def _last(session: Session, cubin: bytes | None = None) -> Run:

@@ -7,9 +7,10 @@ operators carry it, and compile keys are made of it.
 
 from __future__ import annotations
 
-import ast
+import json
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ def dump(roots: Sequence[Node]) -> str:
 def _attr_text(attr: object) -> str:
     if attr is None:
         return ""
-    return f"float {attr.hex()}" if isinstance(attr, float) else repr(attr)
+    return f"float {attr.hex()}" if isinstance(attr, float) else json.dumps(attr)
 
 
 def parse(text: str, tensors: Sequence[torch.Tensor] | None = None) -> tuple[Node, ...]:
@@ -61,12 +62,17 @@ def _parse(text: str, bound: tuple[Capture, ...] | None) -> tuple[Node, ...]:
         if attr_text.startswith("float "):
             attr: object = float.fromhex(attr_text.removeprefix("float "))
         else:
-            attr = ast.literal_eval(attr_text) if attr_text else None
+            attr = _frozen(json.loads(attr_text)) if attr_text else None
         if op == "gather":
             attr = bound[int(attr_text)]
         args = [nodes[int(a[1:])] for a in arg_text.split()]
         nodes.append(Node(op, args, _kind(kind), attr))
     return tuple(nodes[int(r[1:])] for r in last.split()[1:])
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as the tuples that they were."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _kind(text: str) -> Kind:

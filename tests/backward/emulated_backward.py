@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from fa4core.dispatch import BACKWARD
 from fa4core.emulator.session import emulator
-from fa4core.ops import BACKWARD, differentiated
+from fa4core.ops import differentiated
 from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle
 from fa4core.testing.case import Inputs
 

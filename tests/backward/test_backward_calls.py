@@ -10,7 +10,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from emulated_backward import TARGETS
 
-from fa4core import Variant, attention, ops
+from fa4core import Problem, Variant, attention, dispatch
 from fa4core.emulator.session import emulator
 from primitives import mask, score, sequence, sink
 
@@ -39,38 +39,63 @@ def gradients(function, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
 @pytest.fixture
 def prepared(monkeypatch) -> list[str]:
     """Grows whenever a backward pass is prepared."""
-    made, prepare = [], ops.prepare_backward
+    made, prepare = [], dispatch.prepare_backward
 
     def counted(skeleton, *arguments):
         made.append(skeleton.function)
         return prepare(skeleton, *arguments)
 
-    monkeypatch.setattr(ops, "prepare_backward", counted)
+    monkeypatch.setattr(dispatch, "prepare_backward", counted)
     return made
 
 
+def expect(found: list[torch.Tensor], mod: Variant, leaves: list[torch.Tensor]) -> None:
+    def reference():
+        return attention(*leaves[:3], mod, return_lse=True, backend="reference")
+
+    for one, other in zip(found, gradients(reference, leaves), strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=0.03, rtol=0.03)
+
+
 @targets
-@pytest.mark.parametrize("way", ["plain", "compiled", "checkpointed"])
-def test_gradients_are_those_of_the_reference(target: str, way: str, prepared) -> None:
-    """Through the recorded call, through the operator in a compiled graph, and recomputed."""
+def test_gradients_are_those_of_the_reference(target: str, prepared) -> None:
     mod, learned = variant()
     leaves = qkv() + learned
 
-    def attend(q, k, v, backend="emulator"):
-        return attention(q, k, v, mod, return_lse=True, backend=backend)
+    def attend():
+        return attention(*leaves[:3], mod, return_lse=True, backend="emulator")
 
-    expected = gradients(lambda: attend(*leaves[:3], "reference"), leaves)
-    ways = {
-        "plain": lambda: attend(*leaves[:3]),
-        "compiled": lambda: torch.compile(attend, fullgraph=True, backend="aot_eager")(*leaves[:3]),
-        "checkpointed": lambda: checkpoint(attend, *leaves[:3], use_reentrant=False),
-    }
-    torch._dynamo.reset()
     with emulator(target, num_sms=2):
-        found = gradients(ways[way], leaves)
+        expect(gradients(attend, leaves), mod, leaves)
     assert len(prepared) == 1 and target in prepared[0]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.float(), other.float(), atol=0.03, rtol=0.03)
+
+
+def test_a_checkpoint_computes_the_output_again(prepared) -> None:
+    """And finds what was prepared, though it gives back other tensors than were saved."""
+    mod, learned = variant()
+    leaves = qkv() + learned
+
+    def attend(q, k, v):
+        return attention(q, k, v, mod, return_lse=True, backend="emulator")
+
+    for _ in range(2):
+        found = gradients(lambda: checkpoint(attend, *leaves[:3], use_reentrant=False), leaves)
+        expect(found, mod, leaves)
+    assert len(prepared) == 1
+
+
+def test_a_compiled_graph_calls_the_kernels(prepared) -> None:
+    """Both operators are in it. (torch.compile takes no function inside an emulator's block.)"""
+    torch._dynamo.reset()
+    mod, learned = variant()
+    leaves = qkv() + learned
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, mod, return_lse=True, backend="emulator"),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    expect(gradients(lambda: compiled(*leaves[:3]), leaves), mod, leaves)
+    assert prepared == ["fa4core.sm100.backward.kernel:backward"]
 
 
 @targets
@@ -99,6 +124,30 @@ def test_a_backward_pass_is_prepared_once(target: str, prepared) -> None:
         torch.testing.assert_close(one, same)
     assert not torch.allclose(steeper[0], first[0], atol=1e-2)
     assert not torch.allclose(other[0], steeper[0], atol=1e-2)
+
+
+def test_an_exported_variant_has_gradients_without_the_compiler(tmp_path, monkeypatch) -> None:
+    from fa4core.compile import build, cache, disk, export, load
+
+    mod, _ = variant()
+    export(
+        mod, Problem(1, 2, 2, 16, 16, (70,), (70,)), "sm100", tmp_path / "learns.fa4",
+        emulated=True, gradients=True,
+    )  # fmt: skip
+
+    def refuse(kernel: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(build, "build", refuse)
+    monkeypatch.setenv(disk.VARIABLE, disk.OFF)
+    cache.clear()
+    leaves = qkv()
+    attend = load(tmp_path / "learns.fa4")
+    for return_lse in (False, True):
+        out = attend(*leaves, return_lse=return_lse)
+        outputs = list(out) if return_lse else [out]
+        found = torch.autograd.grad(sum(o.float().sum() for o in outputs), leaves)
+        assert all(gradient.any() for gradient in found)
 
 
 @targets

@@ -79,9 +79,9 @@ def test_rows_with_nothing_to_attend_to(target: str, seqlens: tuple[int, int]) -
 
 
 @targets
-@pytest.mark.parametrize("shape", [((0, 0), (5, 9)), ((7, 3), (0, 0)), ((0,), (0,)), ((), ())])
+@pytest.mark.parametrize("shape", [((0, 0), (5, 9)), ((7, 3), (0, 0)), ((0,), (0,))])
 def test_calls_without_queries_or_without_keys(target: str, shape) -> None:
-    execute(target, "Variant()", Shape(*shape, 2, 1), VARLEN if shape[0] else FIXED)
+    execute(target, "Variant()", Shape(*shape, 2, 1), VARLEN)
 
 
 @targets

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import torch
 
-from fa4core import Problem, Variant, attention, ops, recall
+from fa4core import Problem, Variant, attention, dispatch, recall
 from fa4core.compile import cache
 from fa4core.compile.package import Package
 from fa4core.places import Place
@@ -55,7 +55,7 @@ def build(folder: Path) -> None:
     from fa4core.compile.build import build as compiled
 
     problem = Problem(1, 2, 2, 64, 64, (8,), (8,))
-    call = ops._analysed(variant("cpu").program, problem, None, 0.5)
+    call = dispatch.analysed(variant("cpu").program, problem, None, 0.5)
     kernel, _ = kernel_of(skeleton(), call, Place(TARGET, 1, False))
     assert kernel is not None
     (folder / "scaling.zip").write_bytes(compiled(kernel).to_bytes())
@@ -64,10 +64,10 @@ def build(folder: Path) -> None:
 def through_attention(folder: Path) -> None:
     """Make `backend="sm100"` mean this kernel, on any GPU."""
     cache.add(Package.from_bytes((folder / "scaling.zip").read_bytes()))
-    ops.FORWARD = skeleton()
-    ops.choose = lambda *_: ("sm100", "asked for")
-    ops.check = lambda *_: None
-    ops.target_of = lambda device: TARGET
+    dispatch.SKELETONS["sm100"] = skeleton()
+    dispatch.choose = lambda *_: ("sm100", "asked for")
+    dispatch.check = lambda *_: None
+    dispatch.target_of = lambda device: TARGET
 
 
 def tensors(device: str, packed: bool = False) -> list[torch.Tensor]:
@@ -137,8 +137,8 @@ def measure(device: str) -> None:
     made, idle = variant(device), variant(device)
     given = tensors(device)
     run(given, made)
-    original, nothing = ops.on_device, tvm_ffi.get_global_func("testing.nop")
-    ops.on_device = lambda *where: attrs.evolve(original(*where), launcher=lambda f: nothing)
+    original, nothing = dispatch.on_device, tvm_ffi.get_global_func("testing.nop")
+    dispatch.on_device = lambda *where: attrs.evolve(original(*where), launcher=lambda f: nothing)
     run(given, idle)
     calls = {
         "output": lambda: attention(*given, made, scale=0.5, backend="sm100"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fa4core import Problem, Variant, backends, ops
+from fa4core import Problem, Variant, backends, dispatch
 from fa4core.backends import choose, supports
 
 GPU = torch.device("cuda", 0)
@@ -40,7 +40,7 @@ def test_auto_says_why_blackwell_takes_the_reference(gpu) -> None:
     chosen, why = choose("auto", GPU, Variant().program, single)
     assert chosen == "reference" and "SM100 kernels refuse the call" in why and "float32" in why
     with pytest.raises(NotImplementedError, match=r"backend='sm100'.*float32"):
-        ops.check(Variant().program, single, GPU, "sm100")
+        dispatch.check(Variant().program, single, GPU, "sm100")
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (12, 0)])
@@ -67,7 +67,7 @@ def test_another_skeleton_on_another_target_needs_only_itself() -> None:
     from fa4core.prepared import prepare
 
     problem = Problem(2, 2, 2, 64, 64, (8, 5), (8, 5))
-    call = ops._analysed(variant("cpu").program, problem, None, 0.5)
+    call = dispatch.analysed(variant("cpu").program, problem, None, 0.5)
     q, k, v = (torch.randn(2, 8, 2, 64).bfloat16() for _ in range(3))
     ready = prepare(skeleton(), call, q, k, v, in_emulator(TARGET))
     for value in (v, -v):

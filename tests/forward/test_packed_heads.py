@@ -9,7 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from both import execute, on_both
 
-from fa4core import Variant, ops
+from fa4core import Variant, dispatch
 from fa4core.forward.coordinates import packing
 from fa4core.plan.groups import group_map
 from fa4core.plan.problem import Problem
@@ -85,9 +85,9 @@ def test_only_the_tile_map_that_is_used_is_made(monkeypatch) -> None:
     def refuse(*_, **__):
         raise AssertionError("nobody asked for it")
 
-    monkeypatch.setattr(ops, "tile_map", refuse)
+    monkeypatch.setattr(dispatch, "tile_map", refuse)
     packed = Schedule(coordinates="packed_gqa")
     problem = Problem(2, 8, 2, 64, 64, (1, 1), (300, 400))
-    assert len(ops.kernels_of(Variant(schedule=packed), [problem], "sm100", 1.0, False)) == 1
+    assert len(dispatch.kernels_of(Variant(schedule=packed), [problem], "sm100", 1.0, False)) == 1
     with pytest.raises(AssertionError, match="nobody asked"):
-        ops.kernels_of(Variant(), [problem], "sm100", 1.0, False)
+        dispatch.kernels_of(Variant(), [problem], "sm100", 1.0, False)

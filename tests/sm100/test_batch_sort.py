@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core import Variant, attention
+from fa4core.dispatch import kernels_of, plan_call
 from fa4core.emulator.session import emulator
 from fa4core.forward import metadata
 from fa4core.forward.tables import tables
-from fa4core.ops import kernels_of, plan_call
 from fa4core.places import in_emulator
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import tile_map

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from fa4core import Variant, attention, kept, ops
+from fa4core import Variant, attention, dispatch, kept
 from fa4core.emulator.session import emulator
 from fa4core.recorded import Recorded
 from primitives import mask, parameter, score, sequence
@@ -34,13 +34,13 @@ def planned(monkeypatch) -> list[str]:
     for known in list(kept._known.values()):
         known.clear()
     seen: list[str] = []
-    original = ops.plan_call
+    original = dispatch.plan_call
 
     def count(*args):
         seen.append(args[-1])
         return original(*args)
 
-    monkeypatch.setattr(ops, "plan_call", count)
+    monkeypatch.setattr(dispatch, "plan_call", count)
     return seen
 
 

@@ -13,15 +13,17 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 sys.path.insert(0, str(Path(__file__).parents[1] / "emulator"))
 
 import attrs
+import numpy as np
 from cutlass import cute
 from kernels.case import compiled, view
 from suite import BY_NAME
 
-from fa4core.compile.sass_control import disassemble_with_control
+from fa4core.compile.sass import read_sass
+from fa4core.compile.sass_control import Control, disassemble_with_control
 from fa4core.compile.tools import ToolMissing, find_tool
 from fa4core.emulator.host import modules
 from fa4core.emulator.session import emulator
-from fa4core.emulator.trace import Kind
+from fa4core.emulator.trace import Kind, WarpTrace
 from fa4core.plan.target import SM100
 from fa4core.timing.graph import Graph, NoMatch
 from fa4core.timing.match import match
@@ -33,14 +35,17 @@ try:
 except ToolMissing as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-NAMES = ["gemm bf16", "gemm bf16 two tiles", "gemm pair m256", "gemm pair split k"]
+NAMES = [
+    "gemm bf16", "gemm bf16 two tiles", "gemm pair m256", "gemm pair split k", "wgmma bf16",
+    "wgmma a from registers",
+]  # fmt: skip
 
 
 def emulated(name: str, seed: int):
     """Trace and machine code of a case, and CTAs of a cluster."""
     case = BY_NAME[name]
     function = compiled(case)
-    with emulator("sm100", seed=seed, detect="none", record=False, trace=True) as session:
+    with emulator(case.target, seed=seed, detect="none", record=False, trace=True) as session:
         function(*map(view, (*case.inputs(), *case.outputs())))
     launch, trace = session.launches[-1], session.statistics[-1].trace
     (code,) = [
@@ -121,6 +126,28 @@ def test_a_replay_does_the_products_of_the_trace():
     m, n, k = 128, 64, 320
     assert found.units["tensor"] == m * n * k / 4096
     assert found.cycles > found.units["tensor"]
+
+
+LOOP = """
+	.section	.text.k,"ax",@progbits
+k:
+        /*0000*/                   MOV R1, R2 ;
+.L_1:
+        /*0010*/                   IADD3 R1, R1, R2, RZ ;
+        /*0020*/               @P0 BRA `(.L_1) ;
+        /*0030*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("runs", "way"), [([[0, 4]], [0, 1, 2, 3]), ([[0, 3], [1, 3]], [0, 1, 2, 1, 2, 3])]
+)
+def test_a_loop_without_barriers_is_passed_as_often_as_it_was(runs, way):
+    (code,) = read_sass(LOOP)
+    control = [Control(1, False, 7, 7, 0, line) for line in (1, 2, 3, 4)]
+    warp = WarpTrace(0, 0, np.array(runs, np.int32), np.zeros((0, 8), np.int32))
+    found = match(Graph(code, control, "\n" * 4), warp, np.array([1, 2, 3, 4]))
+    assert [step.index for step in found] == way
 
 
 def test_a_trace_of_another_kernel_does_not_match():

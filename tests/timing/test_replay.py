@@ -9,7 +9,7 @@ from fa4core.compile.sass import read_sass
 from fa4core.compile.sass_control import Control
 from fa4core.emulator import native
 from fa4core.emulator.trace import MMA_FLAGS, Kind
-from fa4core.plan.target import SM100
+from fa4core.plan.target import SM90, SM100, Rates
 from fa4core.timing.graph import Graph
 from fa4core.timing.match import Step
 from fa4core.timing.parameters import Parameters
@@ -38,6 +38,10 @@ k:
         /*00a0*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x20], R4 ;
         /*00b0*/                   UTMALDG.4D [UR16], [UR24], desc[URZ] ;
         /*00c0*/                   EXIT ;
+        /*00d0*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR16], R24 ;
+        /*00e0*/                   HGMMA.64x128x16.F32.BF16 R88, R152, gdesc[UR4].tnspB, R88, gsb0 ;
+        /*00f0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0100*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
 """
 NAMES = [
     "FFMA",
@@ -53,6 +57,10 @@ NAMES = [
     "ARRIVE",
     "LOAD",
     "EXIT",
+    "WGMMA",
+    "WGMMA, LAST",
+    "ALL BUT ONE",
+    "ALL",
 ]
 BARRIER = (0, 1024)
 PLAIN = Control(stall=1, switch=False, write=7, read=7, wait=0, line=0)
@@ -73,11 +81,12 @@ WAIT = [step("WAIT", event(Kind.MBARRIER_WAIT, *BARRIER, 0, 1)), step("EXIT")]
 END = [step("COMMIT", event(Kind.COMMIT, 1, BARRIER[1])), *WAIT]
 
 
-def run(*warps: list[Step], parameters: Parameters = EXACT, seed: int = 0):
+def run(*warps: list[Step], parameters: Parameters = EXACT, seed: int = 0, rates: Rates = RATES):
     (code,) = read_sass(CODE)
     graph = Graph(code, [CONTROL.get(name, PLAIN) for name in NAMES], "")
     program = Program(graph, tuple((0, n, steps) for n, steps in enumerate(warps)), ctas=1)
-    return replay(program, RATES, parameters, seed)
+    parameters = attrs.evolve(parameters, mac=rates.mma / 2)
+    return replay(program, rates, parameters, seed)
 
 
 @pytest.mark.parametrize(("name", "clocks"), [("FFMA", 1), ("FFMA2", 2), ("FMNMX", 2), ("MUFU", 8)])
@@ -94,7 +103,7 @@ def test_warps_of_a_scheduler_share_its_pipes_and_others_do_not():
 
 def products(*, in_tmem: bool) -> list[Step]:
     """A product of 128 x 128 x 128."""
-    flags = MMA_FLAGS["a_in_tmem"] if in_tmem else 0
+    flags = MMA_FLAGS["a_elsewhere"] if in_tmem else 0
     return [step("MMA", event(Kind.MMA, 128, 128, 16, flags))] * 8
 
 
@@ -114,6 +123,42 @@ def test_a_commit_ends_a_wait_when_the_products_are_done():
     (warp,) = found.warps
     assert warp["mbarriers"][0][:2] == list(BARRIER)
     assert warp["spent"][REASONS.index("mbarrier")] > 500
+
+
+WGMMA = event(Kind.MMA, 64, 128, 16, MMA_FLAGS["warpgroup"])
+FROM_REGISTERS = event(
+    Kind.MMA, 64, 128, 16, MMA_FLAGS["warpgroup"] | MMA_FLAGS["a_elsewhere"]
+)  # fmt: skip
+GROUP = [*[step("WGMMA", WGMMA)] * 7, step("WGMMA, LAST", FROM_REGISTERS)]
+
+
+def hopper(*warps: list[Step]):
+    return run(*warps, rates=SM90.measured)
+
+
+def test_a_warpgroup_multiplies_at_hoppers_rate():
+    """64 x 128 x 16 take 64 cycles of 4096 FLOP, and 2 + 4 KiB of operands; A of the last is in
+    registers. Four warps form one product."""
+    found = hopper(*[[*GROUP, step("ALL"), step("EXIT")]] * 4)
+    assert found.units["tensor"] == 8 * 64
+    assert found.units["SMEM"] == 7 * 48 + 32
+    latency = EXACT.mma_latency
+    assert 8 * 64 + 48 + latency <= found.cycles <= 8 * 64 + 48 + latency + 20
+
+
+def test_a_product_waits_for_the_warpgroups_last_warp():
+    late = [*[step("MUFU")] * 100, *GROUP, step("ALL"), step("EXIT")]
+    alone = hopper(*[[*GROUP, step("ALL"), step("EXIT")]] * 4).cycles
+    assert hopper(*[[*GROUP, step("ALL"), step("EXIT")]] * 3, late).cycles == pytest.approx(
+        alone + 800, abs=20
+    )
+
+
+def test_a_wait_for_all_groups_but_one_ends_earlier():
+    def asked(wait: str) -> int:
+        return hopper(*[[*GROUP, *GROUP, step(wait), step("EXIT")]] * 4).warps[0]["finished"]
+
+    assert asked("ALL") - asked("ALL BUT ONE") == pytest.approx(8 * 64, abs=20)
 
 
 def test_bulk_loads_and_products_share_shared_memory():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -30,6 +31,7 @@ except ToolMissing as missing:
 
 HAS_FA4 = importlib.util.find_spec("flash_attn") is not None
 CAUSAL = Variant(mask=mask.causal())
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "forward_h200_d128.json"
 
 
 def problem(seqlen: int, batch: int = 4) -> Problem:
@@ -93,6 +95,18 @@ def test_published_figures_of_flash_attention_4(made, published, within):
     variant, p = Variant(mask=made), problem(8192)
     found = model(subject.fa4(variant, p, "sm100"), variant, p, "sm100", seeds=2)
     assert found.tflops.mean == pytest.approx(published, rel=within)
+
+
+def test_measured_on_an_h200():
+    """Ours, 4 x 8192 tokens, causal: what `benchmarks/forward.py` measured."""
+    p = problem(8192)
+    found = model(subject.ours(CAUSAL, p, "sm90"), CAUSAL, p, "sm90", seeds=1)
+    measured = json.loads(MEASURED.read_text())
+    (cell,) = (c for c in measured["cells"] if (c["variant"], c["seqlen"]) == ("causal", 8192))
+    assert found.tflops.mean == pytest.approx(cell["results"]["ours"]["tflops"], rel=0.08)
+    assert found.busy["tensor"] == 4 * 128**3 / 2048
+    (consumers,) = (r for r in roles_of(found.program, found.many) if "products" in r.does)
+    assert len(consumers.warps) == 8
 
 
 def test_command(tmp_path):

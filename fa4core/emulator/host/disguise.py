@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fa4core.compile.environment import exclusive
 from fa4core.compile.targets import Target
 
 _CUDA = 2  # DLPack's kDLCUDA
@@ -131,10 +132,11 @@ def _patch_calls(patches: Patches, finish: Callable[[], None]) -> None:
             if convert:
                 args = tuple(map(visible, args))
                 kwargs = {name: visible(value) for name, value in kwargs.items()}
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                finish()  # replaces the host code's error, which says only that a launch failed
+            with exclusive:
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    finish()  # replaces the host code's error, which says only that one failed
 
         return call
 

@@ -9,11 +9,14 @@ something else than this table uses them, so that an address never changes its m
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fa4core.compile.environment import exclusive
 from fa4core.emulator.launch import Allocation
 from fa4core.emulator.machine import Machine
 
@@ -32,6 +35,17 @@ _EMPTY = frozenset(
 _MANY = 1_000  # unwritten storages, before those that are gone are looked for
 
 
+def _alone(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, never while another thread launches: the machine reads what it changes."""
+
+    @functools.wraps(method)
+    def locked(*arguments: Any) -> Any:
+        with exclusive:
+            return method(*arguments)
+
+    return locked
+
+
 class Memory:
     """The storages of one session."""
 
@@ -43,6 +57,7 @@ class Memory:
         self._registered: dict[int, Allocation] = {}
         self._seen: dict[int, tuple[int, Allocation]] = {}
 
+    @_alone
     def created_empty(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.nbytes():
@@ -50,12 +65,14 @@ class Memory:
         if len(self._unwritten) > _MANY:
             self.sweep()
 
+    @_alone
     def written(self, tensor: torch.Tensor) -> None:
         """A torch operation has written this tensor's storage."""
         address = tensor.untyped_storage().data_ptr()
         if self._unwritten.pop(address, None) is not None and address in self._known:
             self._register(self._known[address], self._registered[address].name, True)
 
+    @_alone
     def exported(
         self, tensor: torch.Tensor, name: str = "", initialised: bool | None = None
     ) -> None:
@@ -87,6 +104,7 @@ class Memory:
                 found.append((self._registered[address], data))
         return tuple(found)
 
+    @_alone
     def sweep(self) -> None:
         """Forget storages that only this table still holds."""
         for address, storage in list(self._unwritten.items()):
@@ -117,6 +135,11 @@ class WatchTorch(TorchDispatchMode):
     def __init__(self, memory: Memory):
         super().__init__()
         self._memory = memory
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile may compile inside a session; what compiled code runs is seen."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -6,6 +6,7 @@
 #include "lanes.h"
 #include "numbers.h"
 #include "strong.h"
+#include "trace.h"
 
 namespace emu {
 namespace {
@@ -30,6 +31,7 @@ void matrix(Warp& w, const Ins& i, Mask m) {
   track(w, a, 16, rows, STORE, 0);
   k.stats.traffic[STORE ? SHARED_WRITE : SHARED_READ] += 128ull * count;
   if (STORE) k.progress++;
+  if (k.trace) k.trace->access(w, a, 16, rows, STORE, false);
   u8* p[LANES];
   FOR_LANES (l, rows) {
     if (a[l] % 16)
@@ -288,6 +290,13 @@ void wgmma(Warp& w, const Ins& i, Mask m) {
   f->number = ++w.wgmma_number;
   f->before = w.last_wgmma;
   w.last_wgmma = f;
+  if (k.trace) {
+    i32 bytes = number_bytes((Number)i.x->n[1]);
+    i32 flags = MmaFlags::WARPGROUP | (i.x->n[3] & 1 ? MmaFlags::A_ELSEWHERE : 0) |
+                (f->accumulate ? MmaFlags::ACCUMULATES : 0) |
+                (bytes == 4 ? MmaFlags::TF32 : bytes == 1 ? MmaFlags::F8 : 0);
+    k.trace->event(w, Traced::Mma, 64, i.x->n[0], i.x->n[4], flags);
+  }
   w.wgmma.open.push_back(f);
   PendingLoad p;  // touching the accumulators before the wait is an error
   p.planes = i.x->regs;

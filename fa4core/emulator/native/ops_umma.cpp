@@ -345,7 +345,7 @@ u64 wide(Warp& w, u32 plane, u32 lane) {
 }
 
 i32 flags_of(const TensorOp& o) {
-  return (o.group == 2 ? MmaFlags::PAIR : 0) | (o.a_in_tmem ? MmaFlags::A_IN_TMEM : 0) |
+  return (o.group == 2 ? MmaFlags::PAIR : 0) | (o.a_in_tmem ? MmaFlags::A_ELSEWHERE : 0) |
          (o.accumulate ? MmaFlags::ACCUMULATES : 0) | (o.mma_kind == K_TF32 ? MmaFlags::TF32 : 0) |
          (o.mma_kind == K_F8 ? MmaFlags::F8 : 0);
 }

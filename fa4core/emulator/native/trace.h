@@ -19,7 +19,7 @@ enum class Traced : i32 {
   BarrierArrive,   // a number; c threads
   ClusterArrive,
   ClusterWait,
-  Mma,         // a M; b N; c K; d flags, see MmaFlags; e first TMEM column of D
+  Mma,         // a M; b N; c K; d flags, see MmaFlags; e first TMEM column of D, if it is there
   TensorCopy,  // a rows; b columns
   Commit,      // a mask of CTAs; b offset of the barrier
   TmemLoad,    // a lanes; b columns; e first column
@@ -43,7 +43,7 @@ enum class Traced : i32 {
 };
 
 struct MmaFlags {
-  enum { PAIR = 1, A_IN_TMEM = 2, ACCUMULATES = 4, TF32 = 8, F8 = 16 };
+  enum { PAIR = 1, A_ELSEWHERE = 2, ACCUMULATES = 4, TF32 = 8, F8 = 16, WARPGROUP = 32 };
 };
 
 struct TraceEvent {

@@ -14,7 +14,7 @@ from fa4core.pipeline.device import meet
 from fa4core.pipeline.effects import Fixed
 from fa4core.sm90.forward.rows import NEVER, Rows, over_quad
 from fa4core.sm90.forward.spec import ROWS, Spec
-from fa4core.sm90.fragments import HALVES, half_of, maximum, row_of
+from fa4core.sm90.fragments import HALVES, half_of, maximum, place_in_row, row_of
 from fa4core.sm90.memory import put, store, stored
 
 LN2 = math.log(2.0)
@@ -85,7 +85,7 @@ class Epilogue(Fixed):
     def _normalise(self, o: cute.Tensor, rows: Rows, item: Any, t: Any) -> None:
         """And write the rows' statistics."""
         b = results_batch(self.spec, item, self.batches)
-        first = self.thread % 4 == 0
+        first = place_in_row(self.thread) == 0
         for half in HALVES:
             row = self._row(item, t, half)
             inverse, lse, highest = self._statistics(item, row, rows, half)
@@ -121,5 +121,5 @@ def _write_pairs(work: Any, values: cute.Tensor, item: Any, row: Row, b: Any):
     if row.query < item.seqlen_q:
         to = work.out[item.start_q + row.query, None, row.head, b]
         for pair in range(work.spec.head_dim_v // 8):
-            place = cute.local_tile(to, (2,), (4 * pair + work.thread % 4,))
+            place = cute.local_tile(to, (2,), (4 * pair + place_in_row(work.thread),))
             cute.autovec_copy(values[None, pair], place)

@@ -71,7 +71,7 @@ std::string text;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// parameters: doubles in the order of `Parameters`. statics: n_statics x 9. events: n_events x 6.
+// parameters: doubles in the order of `Parameters`. statics: n_statics x 10. events: n_events x 6.
 // warps: n_warps x 3 (CTA rank, warp, steps). steps: of all warps, x 3 (instruction, first event,
 // events). pair: MMAs use the tensor cores of two CTAs.
 const char* replay(const double* parameters, const i32* statics, u64 n_statics, const i32* events,
@@ -96,7 +96,9 @@ const char* replay(const double* parameters, const i32* statics, u64 n_statics, 
     i32 n = warps[3 * k + 2];
     w.code.assign((const Dynamic*)steps, (const Dynamic*)steps + n);
     steps += 3 * n;
-    m.sms[(size_t)w.cta].warps[w.scheduler].push_back(&w);
+    Sm& sm = m.sms[(size_t)w.cta];
+    sm.warps[w.scheduler].push_back(&w);
+    sm.warpgroups[w.index / WARPS_OF_GROUP].warps.push_back(&w);
   }
   m.cluster_warps = (i32)n_warps;
   try {

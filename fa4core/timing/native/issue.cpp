@@ -98,6 +98,31 @@ void Machine::issue(Sm& sm, Warp& w) {
 
 static i64 own_rank(const Warp& w) { return w.cta; }
 
+Tensor& Machine::tensor_of(const Warp& w) {
+  bool pair = tensors.size() < sms.size();
+  return tensors[pair ? (size_t)w.cta / 2 : (size_t)w.cta];
+}
+
+void Machine::multiply(Sm& sm, Warp& w, const Static& s, const Event& e) {
+  bool pair = e.d & 1, a_elsewhere = e.d & 2, warpgroup = e.d & 32;
+  int group = pair ? 2 : 1, bytes = e.d & 8 ? 4 : e.d & 16 ? 1 : 2;
+  // All rows of a Blackwell tensor core take part, however few a product has.
+  double rows = e.a / group, filled = warpgroup ? rows : std::max(128.0, rows);
+  TensorOp o;
+  o.cycles = filled * e.b * e.c / (p.mac * 2 / bytes);
+  o.bytes = ((a_elsewhere ? 0 : rows) + (double)e.b / group) * e.c * bytes;
+  if (warpgroup) {
+    Warpgroup& g = sm.warpgroups[w.index / WARPS_OF_GROUP];
+    w.product_groups += s.groups;
+    size_t ahead = (size_t)(w.products++ - g.complete);
+    if (ahead == g.partial.size()) g.partial.push_back(0);
+    if (++g.partial[ahead] < WARPS_OF_GROUP) return;
+    g.partial.pop_front(), g.complete++;
+    if (s.groups) o.group = g.warps;
+  }
+  tensor_of(w).ops.push_back(o);
+}
+
 void Machine::perform(Sm& sm, Warp& w, const Static& s, const Dynamic& d) {
   const Event* e = d.events ? &events[(size_t)d.first_event] : nullptr;
   auto each = [&](auto f) {
@@ -151,22 +176,20 @@ void Machine::perform(Sm& sm, Warp& w, const Static& s, const Dynamic& d) {
       later(s.write, s.latency);
       break;
     case Op::Mma:
+      each([&](const Event& v) { multiply(sm, w, s, v); });
+      later(s.write, jittered(p.operand_latency));
+      break;
     case Op::Commit:
       each([&](const Event& v) {
-        bool pair = tensors.size() < sms.size();
-        Tensor& t = tensors[pair ? (size_t)w.cta / 2 : (size_t)w.cta];
         TensorOp o;
-        if ((Op)s.op == Op::Commit) {
-          o.commit = true, o.mask = (u32)v.a, o.offset = (u32)v.b;
-        } else {
-          int group = v.d & 1 ? 2 : 1, bytes = v.d & 8 ? 4 : v.d & 16 ? 1 : 2;
-          double rows = v.a / group, filled = std::max(128.0, rows);  // M = 64 uses half of it
-          o.cycles = filled * v.b * v.c / (p.mac * 2 / bytes);
-          o.bytes = ((v.d & 2 ? 0 : rows) + (double)v.b / group) * v.c * bytes;
-        }
-        t.ops.push_back(o);
+        o.commit = true, o.mask = (u32)v.a, o.offset = (u32)v.b;
+        tensor_of(w).ops.push_back(o);
       });
       later(s.write, jittered(p.operand_latency));
+      break;
+    case Op::ProductWait:
+      w.allowed_groups = s.groups;
+      if (w.product_groups > s.groups) block(w, (u64)Op::ProductWait);
       break;
     case Op::BulkLoad:
       each([&](const Event& v) {

@@ -20,6 +20,7 @@ using u64 = uint64_t;
 
 constexpr int SCHEDULERS = 4;  // of an SM; warp w belongs to number w % 4
 constexpr int SCOREBOARDS = 6;
+constexpr int WARPS_OF_GROUP = 4;  // that multiply together
 constexpr int NONE = 7;  // no scoreboard
 
 enum Pipe : i32 { FMA, ALU, MUFU, TMEM, LSU, TENSOR, TMA, BARRIER, UNIFORM, CONTROL, PIPES };
@@ -36,6 +37,7 @@ enum class Op : i32 {
   SharedFence,  // waits for the warp's shared writes
   Mma,
   Commit,
+  ProductWait,  // for groups of the warp's own products
   BulkLoad,
   BulkStore,
   BulkCommit,
@@ -68,6 +70,7 @@ struct Parameters {
 
 struct Static {
   i32 pipe, cycles, stall, yield, write, read, wait, op, latency;
+  i32 groups;  // of a product: 1 if it ends a group; of a ProductWait: how many may be open
 };
 
 struct Event {  // a row of the emulator's trace: kind, operands
@@ -123,9 +126,11 @@ struct Warp {
   i32 tmem_stores = 0, shared_writes = 0, waiting_for = 0;
   i64 last_copy = 0;
   i32 cluster_waits = 0;
+  u64 products = 0;        // issued
+  i32 product_groups = 0;  // open
   i32 open_stores = 0;
   std::deque<i32> groups;  // bulk stores not read yet, of each committed group
-  i32 allowed_groups = 0;
+  i32 allowed_groups = 0;  // of stores or of products, whichever it waits for
   i64 waits_since = -1;  // for the spans
   i64 spent[REASONS] = {};
   std::map<u64, i64> at_mbarrier, at_other, on_pipe;
@@ -152,6 +157,14 @@ struct TensorOp {
   bool commit = false;
   double cycles = 0, bytes = 0, fetched[2] = {};
   u32 mask = 0, offset = 0;
+  std::vector<Warp*> group;  // whose group ends with it
+};
+
+// Four warps that multiply together: a product begins when all of them have issued it.
+struct Warpgroup {
+  u64 complete = 0;         // products that all have issued
+  std::deque<i32> partial;  // warps that have issued each of the next ones
+  std::vector<Warp*> warps;
 };
 
 struct Sm {
@@ -165,6 +178,7 @@ struct Sm {
   double link = 0;  // bytes that have arrived and are not in an access yet
   int turn = 0;
   std::map<i32, NamedBarrier> named;
+  std::map<i32, Warpgroup> warpgroups;
   i64 busy[PIPES] = {}, smem_busy = 0, tma_busy = 0, issued = 0;
   double tmem_busy = 0;
 };
@@ -180,7 +194,7 @@ struct Tensor {  // a tensor core, or the two of a pair that work as one
 struct Timed {
   i64 time;
   u64 order;
-  enum Kind { Release, Arrive, Unblock, StoreDone, SharedDone, BulkRead } kind;
+  enum Kind { Release, Arrive, Unblock, StoreDone, SharedDone, BulkRead, ProductsDone } kind;
   Warp* warp;
   u64 key;
   i64 value, bytes;
@@ -220,6 +234,8 @@ struct Machine {
   void handle(const Timed& t);
   void shared_memory(Sm& sm);
   void tensor(Tensor& t);
+  Tensor& tensor_of(const Warp& w);
+  void multiply(Sm& sm, Warp& w, const Static& s, const Event& e);
   void schedule(Sm& sm, int which);
   Reason why_not(Sm& sm, Warp& w, u64& culprit);
   void issue(Sm& sm, Warp& w);

@@ -29,6 +29,11 @@ void Machine::handle(const Timed& t) {
     case Timed::SharedDone:
       if (--w->shared_writes == 0 && w->waiting_for == (i32)Op::SharedFence) w->blocked = false;
       break;
+    case Timed::ProductsDone:
+      w->product_groups--;
+      if (w->blocked_on == (u64)Op::ProductWait && w->product_groups <= w->allowed_groups)
+        w->blocked = false;
+      break;
     case Timed::BulkRead: {
       auto open = std::find_if(w->groups.begin(), w->groups.end(), [](i32 n) { return n > 0; });
       if (open != w->groups.end()) --*open;
@@ -132,6 +137,10 @@ void Machine::tensor(Tensor& t) {
     if (keep_spans)
       for (size_t n = 0; n < t.sms.size(); n++)
         spans.push_back({t.first_cta + (i32)n, -1, 0, now, now + (i64)o.cycles});
+    if (!o.group.empty()) {
+      i64 done = now + (i64)std::ceil(o.cycles) + jittered(p.mma_latency);
+      for (Warp* w : o.group) at(done, Timed::ProductsDone, w);
+    }
     t.ops.pop_front();
     return;
   }
