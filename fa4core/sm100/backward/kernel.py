@@ -90,7 +90,7 @@ def backward_kernel(
     if in_role(pipeline, "compute", warp):
         cute.arch.setmaxregister_increase(registers["compute"])
         row = thread_of(pipeline, "compute", thread)
-        given = stores, mods, scale
+        given = half, stores, mods, scale
         compute(*begin("compute", lambda memory: _computing(memory, row, *given)), half)
 
     meet_all(spec.ctas)
@@ -138,10 +138,10 @@ def _adding(memory: Memory, row: Any, sums: Copy, turns: cute.Tensor) -> ReduceW
 
 
 def _computing(
-    memory: Memory, row: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
+    memory: Memory, row: Any, half: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
 ) -> ComputeWork:
     tmem = {name: memory.columns(name) for name in memory.spec.tmem}
-    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row)
+    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row, half)
     out = {name: Operand(*stores[name], staged) for name in stores}
     return ComputeWork(memory.spec, row, tmem, ds, out, memory.numbers, mods, scale)
 

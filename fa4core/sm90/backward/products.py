@@ -44,10 +44,13 @@ class Product(Fixed):
         product = self.product()
         return product.make_fragment_A(product.get_slice(0).partition_A(tile))
 
-    def of_b(self, tile: cute.Tensor) -> cute.Tensor:
-        """Fragment of operand B, (columns, summed over, ...) in shared memory."""
-        product = self.product()
-        return product.make_fragment_B(product.get_slice(0).partition_B(tile))
+    def of_b(self, tile: cute.Tensor, number: Any = 0) -> cute.Tensor:
+        """Fragment of operand B, of (rows, summed over, ...) in shared memory `columns` rows from
+        their `number`-th piece on."""
+        product, shape = self.product(), (self.columns, cute.size(tile, mode=[1]))
+        return product.make_fragment_B(
+            product.get_slice(0).partition_B(_piece(tile, shape, number))
+        )
 
     def begin(
         self, sums: cute.Tensor, a: cute.Tensor, b: cute.Tensor, add: bool, steps: Any = None
@@ -93,56 +96,32 @@ class Operands(Fixed):
     """
 
     def __init__(self, spec: Spec, products: Products, t, k, v, q, out, grad_s, p):
-        tile, own = spec.tile_of(t), spec.part_of(t)
-        columns = products.scores.columns
-        of_k, of_v = (products.scores.of_a(x[(None, None, tile)]) for x in (k, v))
-        of_q, of_out = (
-            products.scores.of_b(_piece(x, (columns, x.shape[1]), own)) for x in (q, out)
-        )
-        self._scores, self._grad_weights = (of_k, of_q), (of_v, of_out)
-        self._p = None
-        if p is not None:
-            self._p = products.grad_v.of_a(p[(None, None, 0, None)])
-        self._out = products.grad_v.of_b(
-            _piece(transposed(out), (products.grad_v.columns, spec.queries), own)
-        )
+        tile, part = spec.tile_of(t), spec.part_of(t)
+        scores, grad_q, passes = products.scores, products.grad_q, spec.shape.passes
+        self._k, self._v = (scores.of_a(x[(None, None, tile)]) for x in (k, v))
+        self._q, self._out = (scores.of_b(x, part) for x in (q, out))
+        self._p = None if p is None else products.grad_v.of_a(p[(None, None, 0, None)])
+        self._out_summed = products.grad_v.of_b(transposed(out), part)
         self._grad_s = products.grad_k.of_a(grad_s[(None, None, tile, None)])
-        self._q = products.grad_k.of_b(
-            _piece(transposed(q), (products.grad_k.columns, spec.queries), own)
-        )
+        self._q_summed = products.grad_k.of_b(transposed(q), part)
         rows = _piece(transposed(grad_s), (ROWS, ROWS), t if spec.by_rows else 0)
-        self._rows = cute.group_modes(products.grad_q.of_a(rows), 2, 4)
-        passes = spec.shape.passes
-        self._columns = [
-            cute.group_modes(
-                products.grad_q.of_b(
-                    _piece(
-                        transposed(k),
-                        (products.grad_q.columns, ROWS),
-                        0 if spec.by_rows else t * passes + part,
-                    )
-                ),
-                2,
-                4,
-            )
-            for part in range(passes)
-        ]
+        self._rows = _over_tiles(grad_q.of_a(rows))
+        first = 0 if spec.by_rows else t * passes
+        self._columns = [_over_tiles(grad_q.of_b(transposed(k), first + n)) for n in range(passes)]
 
     def scores(self, stage: Any) -> tuple[cute.Tensor, cute.Tensor]:
-        k, q = self._scores
-        return k, q[(None, None, None, stage)]
+        return self._k, self._q[(None, None, None, stage)]
 
     def grad_weights(self, stage: Any) -> tuple[cute.Tensor, cute.Tensor]:
-        v, out = self._grad_weights
-        return v, out[(None, None, None, stage)]
+        return self._v, self._out[(None, None, None, stage)]
 
     def add_v(self, p_stage: Any, stage: Any) -> tuple[cute.Tensor | None, cute.Tensor]:
         """P only if it is in shared memory."""
         p = None if self._p is None else self._p[(None, None, None, p_stage)]
-        return p, self._out[(None, None, None, stage)]
+        return p, self._out_summed[(None, None, None, stage)]
 
     def add_k(self, stage: Any, q_stage: Any) -> tuple[cute.Tensor, cute.Tensor]:
-        return self._grad_s[(None, None, None, stage)], self._q[(None, None, None, q_stage)]
+        return self._grad_s[(None, None, None, stage)], self._q_summed[(None, None, None, q_stage)]
 
     def grad_q(self, stage: Any, part: int) -> tuple[cute.Tensor, cute.Tensor]:
         return self._rows[(None, None, None, stage)], self._columns[part]
@@ -152,3 +131,8 @@ def _piece(tensor: cute.Tensor, shape: tuple[int, int], number: Any) -> cute.Ten
     """A piece of the first two modes, `number` along the first."""
     rest = (None,) * (cute.rank(tensor) - 2)
     return cute.local_tile(tensor, shape, (number, 0, *rest))
+
+
+def _over_tiles(fragment: cute.Tensor) -> cute.Tensor:
+    """A fragment whose third mode goes over all keys, of all tiles."""
+    return cute.group_modes(fragment, 2, 4)

@@ -32,8 +32,7 @@ class Result(Fixed):
 
     def store(self, t: Any, item: Any, thread: Any) -> None:
         """Begin to store a warpgroup's part, by its first warp."""
-        shape = self.shared.shape[0], self.shared.shape[1]
-        shape = cute.size(shape[0]), cute.size(shape[1])
+        shape = ROWS, cute.size(self.shared, mode=[1])
         row = (item.tile * self.spec.tiles + self.spec.tile_of(t)) * ROWS
         column = self.spec.part_of(t) * shape[1]
         of, to = partition(
