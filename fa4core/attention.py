@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.autograd import forward_ad
 
 from fa4core.compile.aot import Exported
 from fa4core.dispatch import prepared_once
@@ -77,7 +78,7 @@ def attention(
     key = key_of(q, k, v, layout, scale, backend) if open_ else None
     prepared = None if key is None else variant.calls.find(key)
     if prepared is None:
-        _check_types(q, k, v, variant, layout, scale)
+        _check_types(q, k, v, variant, layout, scale, backend, deterministic)
         if key is not None:
             rest = (variant.arguments, layout, variant.spec, scale, backend)
             _, prepared = prepared_once(variant.calls, key, q, k, v, *rest)
@@ -147,6 +148,8 @@ def _check_types(
     variant: Variant | Exported,
     layout: Layout,
     scale: float | None,
+    backend: str,
+    deterministic: bool,
 ) -> None:
     """What can be checked without the values of tensors; the operator checks the rest."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -185,6 +188,12 @@ def _check_types(
         raise TypeError(f"scale is a {type(scale).__name__}; a float or None is accepted")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale={scale}; a finite number is accepted")
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        _check_tangents(q, k, v, *variant.arguments)
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is {backend!r}; a str is accepted, such as 'auto'")
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic is {deterministic!r}; a bool is accepted")
     for tensor, constant in zip(variant.arguments, variant.constant, strict=True):
         if constant and tensor.requires_grad:
             raise ValueError(
@@ -192,3 +201,13 @@ def _check_types(
                 "the score mod or sink was defined, so its derivative is not known; call "
                 ".requires_grad_() before defining it"
             )
+
+
+def _check_tangents(*tensors: Tensor) -> None:
+    """Forward-mode derivatives would be zero: torch asks no custom operator for them."""
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(
+            "attention has no forward-mode derivative (torch.func.jvp, forward_ad); take "
+            "backward() or torch.autograd.grad, or differentiate `fa4core.reference.oracle`, which "
+            "supports it"
+        )

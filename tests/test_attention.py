@@ -229,3 +229,17 @@ def test_meta_tensors_are_refused():
     x = torch.empty(1, 8, 2, 8, device="meta")
     with pytest.raises(ValueError, match="hold no values"):
         attention(x, x, x)
+
+
+@pytest.mark.parametrize("given", [{"backend": None}, {"deterministic": "yes"}])
+def test_options_of_another_type_are_refused(given):
+    q = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(TypeError, match=f"{next(iter(given))} is .*is accepted"):
+        attention(q, q, q, **given)
+
+
+def test_forward_mode_is_refused():
+    """torch would make the derivative zero, silently."""
+    q = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda t: attention(q, t, q), (q,), (q,))

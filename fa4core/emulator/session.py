@@ -179,6 +179,8 @@ def _opened(
             "an emulator session is open already, in this thread or another; sessions do not nest. "
             "Make the calls in that one, or close it before"
         )
+    if num_sms is not None and (not isinstance(num_sms, int) or num_sms < 1):
+        raise ValueError(f"num_sms={num_sms!r}; a positive int is accepted, or None")
     chosen = resolve(target)
     sms = num_sms or chosen.num_sms
     detectors = detect if isinstance(detect, str) else frozenset(detect)

@@ -34,7 +34,7 @@ def compiled_for(
     threshold = program.rescale_threshold
     return compiled_for_either(call, target) | {
         "graph": program.graph.dump(),
-        "exp": program.exp or hardware.exp,
+        "exp": program.exp or hardware.exp(max(problem.head_dim, problem.head_dim_v)),
         "threshold": hardware.rescale_threshold if threshold is None else float(threshold),
         "packed": packing(program, problem, tile),
         "page_rows": 0 if problem.page_size is None else math.gcd(problem.page_size, block),

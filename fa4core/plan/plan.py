@@ -62,7 +62,8 @@ class Plan:
     @property
     def exp(self) -> Exp:
         """How exponentials are computed: the variant's choice, or the target's."""
-        return self.variant.exp or self.target.exp
+        p = self.problem
+        return self.variant.exp or self.target.exp(max(p.head_dim, p.head_dim_v))
 
     @property
     def rescale_threshold(self) -> float:

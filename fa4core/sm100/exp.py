@@ -46,10 +46,15 @@ def exp2_pair(spec: KernelSpec, i: int, x: Pair) -> Pair:
 
 
 def exp2_row(
-    spec: KernelSpec, row: cute.Tensor, keys: range, factor: cutlass.Float32, shift: cutlass.Float32
+    spec: KernelSpec,
+    scores: cute.Tensor,
+    weights: cute.Tensor,
+    keys: range,
+    factor: cutlass.Float32,
+    shift: cutlass.Float32,
 ) -> None:
-    """2^(factor * row[i] - shift) for the keys, in place; their number is even."""
+    """weights[i] = 2^(factor * scores[i] - shift) for the keys; their number is even."""
     for i in keys[::2]:
-        pair = row[i], row[i + 1]
+        pair = scores[i], scores[i + 1]
         x = cute.arch.fma_packed_f32x2(pair, (factor, factor), (-shift, -shift))
-        row[i], row[i + 1] = exp2_pair(spec, i, x)
+        weights[i], weights[i + 1] = exp2_pair(spec, i, x)

@@ -73,9 +73,10 @@ class Memory(Fixed):
         placed = self.spec.smem[name]
         return boxes(self.begin, placed, rows, columns, height, dtype or self.dtype)
 
-    def row(self, name: str, thread: Any) -> Row:
-        """Row `thread` of a region whose stages are panels of 128 bytes."""
-        return Row(self.at(name, cutlass.Uint8).toint(), self.spec.smem[name].stride, thread)
+    def row(self, name: str, thread: Any, stage: Any = 0) -> Row:
+        """Row `thread` of a region whose stages are panels of 128 bytes, from `stage` on."""
+        stride = self.spec.smem[name].stride
+        return Row(self.at(name, cutlass.Uint8).toint() + stage * stride, stride, thread)
 
 
 class Row(Fixed):
@@ -92,11 +93,16 @@ class Row(Fixed):
     def __init__(self, begin: Any, stride: int, row: Any):
         self.address, self.stride = begin + row * 128 + row % 8 * 16, stride
 
-    def write(self, values: cute.Tensor, stage: Any, first: int = 0) -> None:
-        """Values of the thread's registers, from piece `first` on."""
-        size = 128 // values.element_type.width
+    def write(self, values: cute.Tensor, stage: Any = 0, first: int = 0, zero: Any = 0) -> None:
+        """Values of the thread's registers, from piece `first` on.
+
+        Args:
+            zero: 0 that the compiler does not know; then it computes the pieces' addresses here and
+                keeps none of them in registers.
+        """
+        size, row = 128 // values.element_type.width, self.address + zero
         for i in range(cute.size(values) // size):
             of = cute.make_tensor(values.iterator + i * size, cute.make_layout(size))
-            at = (self.address ^ ((first + i) * 16)) + stage * self.stride
+            at = (row ^ ((first + i) * 16)) + stage * self.stride
             to = cute.make_ptr(values.element_type, at, cute.AddressSpace.smem, assumed_align=16)
             cute.autovec_copy(of, cute.make_tensor(to, cute.make_layout(size)))

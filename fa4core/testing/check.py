@@ -105,11 +105,8 @@ def judge(
         if statistic:  # absolute errors, and the rounding of the number itself
             magnitude = 1.0 + torch.where(expected[name].isfinite(), expected[name].abs(), 0.0)
         assert magnitude is not None
-        if name == "out":  # weights that underflow are flushed
-            largest = (
-                inputs.v.detach().float().nan_to_num(0.0).abs().amax() if inputs.v.numel() else 0
-            )
-            magnitude = magnitude + torch.finfo(torch.float32).smallest_normal * longest * largest
+        if not statistic:
+            magnitude = magnitude + longest * _flushed(name, inputs)
         captured = name not in ("out", "lse", "row_max", "dq", "dk", "dv")
         least = floor(dtype, score, longest, None if name == "row_max" else exp, captured=captured)
         quick = moved * (1.0 if statistic else 2.0)  # numerator and denominator
@@ -124,7 +121,21 @@ def judge(
 
 def default_exp(backend: str) -> Exp | None:
     """The exp policy of a backend's kernels, for variants that leave it open."""
-    return SM100.exp if backend in ("sm100", "emulator") else None
+    # the tolerance asks for the degree, and whether there is a polynomial at all
+    return SM100.exp(head_dim=128) if backend in ("sm100", "emulator") else None
+
+
+def _flushed(name: str, inputs: Inputs) -> float:
+    """What a weight that underflows would have added to a result, at most, as a magnitude: limits
+    are its multiples of a 16-bit type's rounding."""
+    q, k, v, grad_out, grad_lse = (
+        float(t.detach().double().nan_to_num(0.0).abs().amax()) if t.numel() else 0.0
+        for t in (inputs.q, inputs.k, inputs.v, inputs.grad_out, inputs.grad_lse)
+    )
+    of_weight = 2 * inputs.v.shape[-1] * grad_out * v + grad_lse  # dP - delta
+    other = {"out": v, "dv": grad_out, "dq": of_weight * k, "dk": of_weight * q}
+    least = torch.finfo(torch.float32).smallest_normal / torch.finfo(torch.bfloat16).eps
+    return least * other.get(name, of_weight)
 
 
 def _longest_sum(problem: Problem) -> int:

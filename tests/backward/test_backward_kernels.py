@@ -123,6 +123,16 @@ def test_scores_of_any_magnitude(target: str) -> None:
 
 
 @targets
+def test_weights_that_underflow(target: str) -> None:
+    """A sink has all the weight but some 1e-38."""
+    execute(
+        target,
+        "Variant(score=score.define(lambda s, b, h, q, k: s - 86.0), sink=sink.constant(0.0))",
+        *SHAPES["ragged"],
+    )
+
+
+@targets
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
 def test_scales(target: str, scale: float) -> None:
     shape, layout = SHAPES["packed"]

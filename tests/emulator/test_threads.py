@@ -36,3 +36,9 @@ def test_calls_from_several_threads(inside: bool) -> None:
     assert len(found) == 6
     for out in found:
         torch.testing.assert_close(out, expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("num_sms", [0, -1, 1.5])
+def test_a_number_of_sms_that_is_none_is_refused(num_sms) -> None:
+    with pytest.raises(ValueError, match=r"num_sms=.*a positive int"), emulator(num_sms=num_sms):
+        pass

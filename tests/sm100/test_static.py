@@ -34,9 +34,12 @@ def causal() -> Kernel:
 
 
 def test_a_mask_of_intervals_costs_a_bit_test_and_a_select(causal: Kernel) -> None:
-    """For 128 scores: as many selects, bits of 8 predicates at a time, little besides."""
+    """For 128 scores: as many selects, bits of 8 predicates at a time, little besides.
+
+    The longest way also follows the maximum.
+    """
     full, masked = (causal.figures["softmax", way] for way in ("shortest", "longest"))
-    assert masked.instructions - full.instructions < 128 + 128 // 8 + 60
+    assert masked.instructions - full.instructions < 128 + 128 // 8 + 60 + 15
 
 
 def test_a_row_uses_packed_arithmetic(causal: Kernel) -> None:
@@ -46,13 +49,12 @@ def test_a_row_uses_packed_arithmetic(causal: Kernel) -> None:
     assert full.count("FADD2") <= 64 + 8 * 3
     assert full.count("FMNMX3") >= 60
     assert full.count("F2FP") == 64
-    assert full.count("MUFU.EX2") == 128 - 16 + 1
+    assert full.count("MUFU.EX2") == 128 - 16
 
 
 def test_a_softcap_is_one_more_operation_of_the_unit_for_most_scores() -> None:
     """An eighth of the exponentials and of the tanh run on FMA units."""
-    k = kernel(Variant(score=score.softcap(20.0)), d=64)
-    full = k.figures["softmax", "shortest"]
+    full = kernel(Variant(score=score.softcap(20.0))).figures["softmax", "shortest"]
     assert full.count("MUFU.TANH") == full.count("MUFU.EX2") - 1 == 112
 
 

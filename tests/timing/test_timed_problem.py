@@ -104,7 +104,7 @@ def test_measured_on_an_h200():
     measured = json.loads(MEASURED.read_text())
     (cell,) = (c for c in measured["cells"] if (c["variant"], c["seqlen"]) == ("causal", 8192))
     assert found.tflops.mean == pytest.approx(cell["results"]["ours"]["tflops"], rel=0.08)
-    assert found.busy["tensor"] == 4 * 128**3 / 2048
+    assert found.busy["tensor"] == 4 * 128**3 / 4096
     (consumers,) = (r for r in roles_of(found.program, found.many) if "products" in r.does)
     assert len(consumers.warps) == 8
 

@@ -21,7 +21,6 @@ from fa4core.sm100.backward.spec import HALF, TILE, Spec
 from fa4core.sm100.exp import exp2_pair
 
 LOG2E = math.log2(math.e)
-WIDTH = 32  # values that are read and written at a time
 
 
 @cute.jit
@@ -43,19 +42,19 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     s.take()
                     scores = work.load_scores(half)
                     weights = work.weigh(half, scores, item, head, i, partial, stage)
-                    work.store_p(half, weights)
                     p.arrive()
                     dp.take()
                     work.differentiate(half, weights, scores, item, head, i, partial, stage)
                     ds.arrive()
         if item.blocks > 0:
             grads.take()
+        item = plan.item(index)  # read anew, not kept in registers
         for result in work.results:
             if result.half == half:
                 if item.blocks > 0:
-                    work.stage(half, result)
+                    work.stage(half, result, item)
                 else:
-                    work.stage_zeros(half, result)
+                    work.stage_zeros(half, result, item)
                 work.store(half, result, item)
                 work.settle(0)
         index = source.next(index)
@@ -72,56 +71,55 @@ class ComputeWork(Finish):
     def __init__(self, spec: Spec, thread, tmem, ds, stores, rows, mods, scale):
         super().__init__(spec, thread, tmem, ds, stores, scale)
         self.rows, self.mods = rows, mods
+        self.width = 16 if spec.derivative else 32
+        self.firsts = range(0, HALF, self.width)
 
     @touches(lambda half: (reads("s", half),))
     def load_scores(self, half: Any) -> cute.Tensor:
         """The key's raw scores, in registers."""
         scores = cute.make_rmem_tensor(cute.make_layout(HALF), cutlass.Float32)
-        for first in range(0, HALF, WIDTH):
-            place = tmem.columns(self.tmem["s"](half) + first, WIDTH)
-            to = cute.make_tensor(scores.iterator + first, cute.make_layout(WIDTH))
-            tmem.load(place, to, self.thread)
+        for first in self.firsts:
+            place = tmem.columns(self.tmem["s"](half) + first, self.width)
+            tmem.load(place, self._part(scores, first), self.thread)
         cute.arch.fence_view_async_tmem_load()
         return scores
 
-    @touches(lambda half, scores, item, head, i, partial, stage: (reads("rows", stage),))
-    def weigh(
-        self,
-        half: Any,
-        scores: cute.Tensor,
-        item: Any,
-        head: Any,
-        i: Any,
-        partial: bool,
-        stage: Any,
-    ) -> cute.Tensor:
-        """P of the key, float32; the scores stay raw if they are needed again."""
-        weights = scores
-        if self.spec.derivative:
-            weights = cute.make_rmem_tensor(scores.layout, cutlass.Float32)
-            weights.store(scores.load())
-        factor = self.scale * LOG2E
-        if not self.mods.plain:
-            factor = cutlass.Float32(LOG2E)
-        self.mods.apply(
-            weights, item, head, self._key(item), self._query(half, i), partial, self.scale
+    @touches(
+        lambda half, scores, item, head, i, partial, stage: (
+            reads("rows", stage), writes("p", half)
         )
-        for at in range(0, HALF, 4):
-            lse = self._row_values(half, at, 0, stage)
-            for n in (0, 2):
-                pair, shift = (weights[at + n], weights[at + n + 1]), (-lse[n], -lse[n + 1])
-                x = cute.arch.fma_packed_f32x2(pair, (factor, factor), shift)
-                weights[at + n], weights[at + n + 1] = exp2_pair(self.spec, at + n, x)
-        return weights
-
-    @touches(lambda half, weights: (writes("p", half),))
-    def store_p(self, half: Any, weights: cute.Tensor) -> None:
-        """P, rounded, over S."""
-        for first in range(0, HALF, WIDTH):
-            words = _rounded(weights, first, WIDTH, self.dtype)
-            place = tmem.columns(self.tmem["p"](half) + first // 2, WIDTH // 2)
-            tmem.store(cute.recast_tensor(words, cutlass.Float32), place, self.thread)
+    )  # fmt: skip
+    def weigh(
+        self, half: Any, scores: cute.Tensor, item: Any, head: Any, i: Any, partial: bool,
+        stage: Any,
+    ) -> cute.Tensor:  # fmt: skip
+        """P of the key; rounded, over S. Gives what is kept of it until dP is there: the rounded
+        numbers if raw scores are kept, too."""
+        rounded = cute.make_rmem_tensor(scores.layout, self.dtype)
+        key, query = self._indices(item, half, i)
+        for first in self.firsts:
+            weights = self._part(scores, first)
+            if self.spec.derivative:
+                weights = cute.make_rmem_tensor(weights.layout, cutlass.Float32)
+                weights.store(self._part(scores, first).load())
+            self.mods.apply(weights, item, head, key, query + first, partial, self.scale)
+            self._exponentiate(half, first, weights, stage)
+            part = self._part(rounded, first)
+            part.store(weights.load().to(self.dtype))
+            place = tmem.columns(self.tmem["p"](half) + first // 2, self.width // 2)
+            tmem.store(cute.recast_tensor(part, cutlass.Float32), place, self.thread)
         cute.arch.fence_view_async_tmem_store()
+        return rounded if self.spec.derivative else scores
+
+    def _exponentiate(self, half: Any, first: int, values: cute.Tensor, stage: Any) -> None:
+        """Scores of a part -> their weights, in place."""
+        factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
+        for at in range(0, self.width, 4):
+            lse = self._row_values(half, first + at, 0, stage)
+            for n in (0, 2):
+                pair, shift = (values[at + n], values[at + n + 1]), (-lse[n], -lse[n + 1])
+                x = cute.arch.fma_packed_f32x2(pair, (factor, factor), shift)
+                values[at + n], values[at + n + 1] = exp2_pair(self.spec, first + at + n, x)
 
     @touches(
         lambda half, weights, scores, item, head, i, partial, stage: (
@@ -133,38 +131,50 @@ class ComputeWork(Finish):
         partial: bool, stage: Any,
     ) -> None:  # fmt: skip
         """dS out of dP and P; to tensor memory, over dP, and to shared memory."""
-        for first in range(0, HALF, WIDTH):
-            grads = cute.make_rmem_tensor(cute.make_layout(WIDTH), cutlass.Float32)
-            place = tmem.columns(self.tmem["dp"](half) + first, WIDTH)
+        key, query = self._indices(item, half, i)
+        for first in self.firsts:
+            grads = cute.make_rmem_tensor(cute.make_layout(self.width), cutlass.Float32)
+            place = tmem.columns(self.tmem["dp"](half) + first, self.width)
             tmem.load(place, grads, self.thread)
             cute.arch.fence_view_async_tmem_load()
-            for at in range(0, WIDTH, 4):
-                delta = self._row_values(half, first + at, 1, stage)
-                for n in (at, at + 2):
-                    less = delta[n - at], delta[n - at + 1]
-                    pair = cute.arch.sub_packed_f32x2((grads[n], grads[n + 1]), less)
-                    weight = weights[first + n], weights[first + n + 1]
-                    grads[n], grads[n + 1] = cute.arch.mul_packed_f32x2(pair, weight)
+            self._times_weights(half, first, grads, self._part(weights, first), stage)
             if self.spec.derivative:
-                raw = cute.make_tensor(scores.iterator + first, cute.make_layout(WIDTH))
-                query = self._query(half, i) + first
                 self.mods.differentiate(
-                    raw, grads, item, head, self._key(item), query, partial, self.scale
-                )
-            self._store_ds(half, first, _rounded(grads, 0, WIDTH, self.dtype))
+                    self._part(scores, first), grads, item, head, key, query + first,
+                    partial, self.scale,
+                )  # fmt: skip
+            self._store_ds(half, first, grads, query >> 31)
         cute.arch.fence_view_async_tmem_store()
         cute.arch.fence_proxy("async.shared", space="cta")
 
-    def _store_ds(self, half: Any, first: int, rounded: cute.Tensor) -> None:
-        place = tmem.columns(self.tmem["ds_t"](half) + first // 2, WIDTH // 2)
+    def _times_weights(
+        self, half: Any, first: int, grads: cute.Tensor, weights: cute.Tensor, stage: Any
+    ) -> None:
+        """dP of a part -> P (dP - delta), in place."""
+        for at in range(0, self.width, 4):
+            delta = self._row_values(half, first + at, 1, stage)
+            for n in (0, 2):
+                less, pair = (delta[n], delta[n + 1]), (grads[at + n], grads[at + n + 1])
+                pair = cute.arch.sub_packed_f32x2(pair, less)
+                weight = _two(weights, at + n)
+                grads[at + n], grads[at + n + 1] = cute.arch.mul_packed_f32x2(pair, weight)
+
+    def _store_ds(self, half: Any, first: int, grads: cute.Tensor, zero: Any) -> None:
+        rounded = cute.make_rmem_tensor(grads.layout, self.dtype)
+        rounded.store(grads.load().to(self.dtype))
+        place = tmem.columns(self.tmem["ds_t"](half) + first // 2, self.width // 2)
         tmem.store(cute.recast_tensor(rounded, cutlass.Float32), place, self.thread)
-        self.ds.write(rounded, half, first // 8)
+        self.ds.write(rounded, first=first // 8, zero=zero)
 
-    def _key(self, item: Any) -> Any:
-        return item.tile * TILE + self.thread
+    def _part(self, values: cute.Tensor, first: int) -> cute.Tensor:
+        return cute.make_tensor(values.iterator + first, cute.make_layout(self.width))
 
-    def _query(self, half: Any, i: Any) -> Any:
-        return i * TILE + half * HALF
+    def _indices(self, item: Any, half: Any, i: Any) -> tuple[Any, Any]:
+        """The key, and the first query; told anew each time, so that the compiler keeps nothing
+        that mods make of them for an element from block to block, or from P to dS."""
+        first = cute.arch.shuffle_sync(i * TILE + half * HALF, 0)
+        key = cute.arch.shuffle_sync(item.tile * TILE + self.thread, cute.arch.lane_idx())
+        return key, cute.arch.make_warp_uniform(first)
 
     def _row_values(self, half: Any, at: int, which: int, stage: Any) -> cute.Tensor:
         """LSE or delta of four queries: the same for all threads, a broadcast."""
@@ -174,8 +184,12 @@ class ComputeWork(Finish):
         return values
 
 
-def _rounded(values: cute.Tensor, first: int, count: int, dtype: Any) -> cute.Tensor:
-    chosen = cute.make_tensor(values.iterator + first, cute.make_layout(count))
-    rounded = cute.make_rmem_tensor(cute.make_layout(count), dtype)
-    rounded.store(chosen.load().to(dtype))
-    return rounded
+def _two(values: cute.Tensor, i: int) -> tuple[Any, Any]:
+    """Two consecutive values as float32."""
+    if values.element_type is cutlass.Float32:
+        return values[i], values[i + 1]
+    word = cute.recast_tensor(values, cutlass.Int32)[i // 2]
+    if values.element_type is cutlass.BFloat16:  # whose bits are the upper ones of a float32
+        low, high = word << 16, word & -(1 << 16)
+        return low.bitcast(cutlass.Float32), high.bitcast(cutlass.Float32)
+    return values[i].to(cutlass.Float32), values[i + 1].to(cutlass.Float32)

@@ -27,7 +27,7 @@ class Finish(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         tmem: Address of each region of tensor memory, by name and stage.
-        ds: The row in shared memory, by halves.
+        ds: The row in shared memory, in the warpgroup's half.
         stores: By "dk" and "dv": of (rows, d, heads_kv, batch, shift).
         scale: Run-time factor on q . k.
     """
@@ -37,8 +37,8 @@ class Finish(Fixed):
         self.stores, self.scale = stores, scale
         self.dtype, self.results = DTYPES[spec.dtype], spec.results
 
-    @touches(lambda half, result: (reads(result.name), writes("ds", half)))
-    def stage(self, half: Any, result: Result) -> None:
+    @touches(lambda half, result, item: (reads(result.name), writes("ds", half)))
+    def stage(self, half: Any, result: Result, item: Any) -> None:
         """Part of a key's row, to shared memory."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
         for first in range(0, result.columns, PIECE):
@@ -48,16 +48,16 @@ class Finish(Fixed):
             if result.name == "dk":
                 for i in range(PIECE):
                     values[i] = values[i] * self.scale
-            self._write(half, first, values)
+            self._write(first, values, item)
         self._show()
 
-    @touches(lambda half, result: (writes("ds", half),))
-    def stage_zeros(self, half: Any, result: Result) -> None:
+    @touches(lambda half, result, item: (writes("ds", half),))
+    def stage_zeros(self, half: Any, result: Result, item: Any) -> None:
         """Of a key that no query attends to."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
         values.fill(0.0)
         for first in range(0, result.columns, PIECE):
-            self._write(half, first, values)
+            self._write(first, values, item)
         self._show()
 
     @touches(lambda half, result, item: (reads("ds", half),), unit="store")
@@ -65,7 +65,7 @@ class Finish(Fixed):
         """The warp's rows of a part, begun."""
         warp = cute.arch.make_warp_uniform(self.thread // WARP)
         operand, key = self.stores[result.name], item.tile * TILE + warp * WARP
-        there, row = operand.rows(item.b_k, item.h_kv, item.start_k, item.seqlen_k, key)
+        there, row = operand.rows_of(item.b_k, item.h_kv, item.start_k, item.seqlen_k, key)
         operand.store(there, (row, result.first), (WARP, PART), (warp, half))
         cute.arch.cp_async_bulk_commit_group()
 
@@ -75,10 +75,10 @@ class Finish(Fixed):
         cute.arch.cp_async_bulk_wait_group(left, read=True)
         cute.arch.sync_warp()
 
-    def _write(self, half: Any, first: int, values: cute.Tensor) -> None:
+    def _write(self, first: int, values: cute.Tensor, item: Any) -> None:
         rounded = cute.make_rmem_tensor(values.layout, self.dtype)
         rounded.store(values.load().to(self.dtype))
-        self.ds.write(rounded, half, first // 8)
+        self.ds.write(rounded, first=first // 8, zero=item.seqlen_k >> 31)
 
     def _show(self) -> None:
         """To TMA, what the warp has written."""

@@ -32,7 +32,7 @@ Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 
 
 def products(spec: Spec) -> dict[str, Product]:
-    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all) and dQ = dS^T K."""
+    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), dQ = dS K (queries)."""
     dtype, rows = DTYPES[spec.dtype], (TILE, TILE)
     transposed: dict[str, Any] = {"b_major": MN_MAJOR, "a_in_tensor_memory": True}
     return {
@@ -90,7 +90,7 @@ def backward_kernel(
     if in_role(pipeline, "compute", warp):
         cute.arch.setmaxregister_increase(registers["compute"])
         row = thread_of(pipeline, "compute", thread)
-        given = stores, mods, scale
+        given = half, stores, mods, scale
         compute(*begin("compute", lambda memory: _computing(memory, row, *given)), half)
 
     meet_all(spec.ctas)
@@ -138,10 +138,10 @@ def _adding(memory: Memory, row: Any, sums: Copy, turns: cute.Tensor) -> ReduceW
 
 
 def _computing(
-    memory: Memory, row: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
+    memory: Memory, row: Any, half: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
 ) -> ComputeWork:
     tmem = {name: memory.columns(name) for name in memory.spec.tmem}
-    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row)
+    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row, half)
     out = {name: Operand(*stores[name], staged) for name in stores}
     return ComputeWork(memory.spec, row, tmem, ds, out, memory.numbers, mods, scale)
 

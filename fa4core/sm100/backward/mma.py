@@ -89,7 +89,6 @@ class MmaWork(Fixed):
         kinds: Instructions, by the name of the result.
         operands: In shared memory.
         tmem: Address of each region of tensor memory, by name.
-        halves: Columns between the halves of P and of dS.
     """
 
     def __init__(

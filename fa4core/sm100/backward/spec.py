@@ -72,7 +72,7 @@ class Spec(InTensorMemory, BackwardSpec):
     @property
     def registers(self) -> tuple[int, int, int]:
         """Of the reduce role, which takes a row of dQ at once; of the compute role; of others."""
-        return (96, 176, 64) if self.derivative else (152, 136, 88)
+        return (72, 192, 56) if self.derivative else (152, 136, 88)
 
     @property
     def results(self) -> tuple[Result, ...]:

@@ -39,6 +39,10 @@ def correction(work: Any, plan: Any, ends: Ends):
     while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
+            for t in work.tiles:  # nothing was accumulated before the first block
+                stats.wait(t)
+                stats_free.arrive(t)
+            stats.advance()
             for _ in range(item.blocks - 1):
                 for t in work.tiles:
                     stats.wait(t)

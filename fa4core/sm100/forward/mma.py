@@ -42,6 +42,8 @@ def mma(work: Any, plan: Any, ends: Ends):
                 p_last.wait(t)
                 work.pv_last(t, v)
                 o.arrive(t)
+                if t == work.tiles[-1]:
+                    kv_free.arrive(stage=v)
             if item.blocks > 0:
                 q.wait(t)
                 work.qk(t, k)
@@ -49,24 +51,31 @@ def mma(work: Any, plan: Any, ends: Ends):
         if unfinished > 0:
             p.advance()
             p_last.advance()
-            kv_free.arrive(stage=v)
         if item.blocks > 0:
-            kv_free.arrive(stage=k)
+            if not work.holds_k:
+                kv_free.arrive(stage=k)
             v = kv.take()
             for i in range(item.blocks - 1, unroll=1):
+                used = k
                 k = kv.take()
                 for t in work.tiles:
                     p.wait(t)
                     work.pv(t, v, i > 0)
                     p_last.wait(t)
                     work.pv_last(t, v)
+                    if work.holds_k and t == work.tiles[0]:
+                        kv_free.arrive(stage=used)
+                    if t == work.tiles[-1]:
+                        kv_free.arrive(stage=v)  # not behind Q K^T, which loads would slow down
                     work.qk(t, k)
                     s.arrive(t)
                 p.advance()
                 p_last.advance()
-                kv_free.arrive(stage=v)
-                kv_free.arrive(stage=k)
+                if not work.holds_k:
+                    kv_free.arrive(stage=k)
                 v = kv.take()
+            if work.holds_k:
+                kv_free.arrive(stage=k)
             for t in work.tiles:
                 q_free.arrive(t)
             q.advance()
@@ -86,13 +95,16 @@ class MmaWork(Fixed):
     """The products of one tile and one block.
 
     Attributes:
+        holds_k: Whether K is given back behind the next block's first P V, not behind its own last
+            Q K^T. V is given back half a block before that. Loads that come in turns, half a block
+            apart, take shared memory from products when those need least of it.
         s_kind, o_kind: Kinds of instruction.
         q, k, v: Operands in shared memory; k and v by stage of the ring.
         s, p, o: Addresses in tensor memory, by tile.
     """
 
     def __init__(self, spec: Spec, s_kind, o_kind, q, k, v, s, p, o):
-        self.tiles = tuple(range(spec.tiles))
+        self.tiles, self.holds_k = tuple(range(spec.tiles)), spec.holds_k
         self.s_kind, self.o_kind = s_kind, o_kind
         self.q, self.k, self.v, self.s, self.p, self.o = q, k, v, s, p, o
 

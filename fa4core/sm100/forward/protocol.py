@@ -34,7 +34,11 @@ def programs(
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
     roles = ROLES | (QUEUE_ROLES if spec.dynamic else {})
-    known = {"tiles": tuple(range(spec.tiles)), "parts": tuple(range(spec.out_parts))}
+    known = {
+        "tiles": tuple(range(spec.tiles)),
+        "parts": tuple(range(spec.out_parts)),
+        "holds_k": spec.holds_k,
+    }
     return protocol.programs(roles, spec, blocks, known, change)
 
 

@@ -1,34 +1,29 @@
 """The softmax role: four warps for each query tile, one thread for each row.
 
 It takes scores out of tensor memory, masks and modifies them, keeps the row's maximum and sum, and
-writes P back over them. Rescaling is lazy (FlashAttention-4, section 3.1): `applied` is the maximum
-that P, the sum and O are relative to; it follows the true one only when that has grown by more than
-the threshold, and then the correction role is told the factor.
+writes P back over them. Rescaling is lazy (FlashAttention-4, section 3.1): P, the sum and O are
+relative to an applied maximum, which follows the true one only when that has grown by more than the
+threshold (`online`); the correction role is told the factor.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import cutlass
 from cutlass import cute
 
-from fa4core.forward.exponent import exponent
 from fa4core.forward.rows import results_batch, row_at, write_row
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm100.exp import exp2_row
+from fa4core.sm100.forward.online import WIDTH, Block, Rows
 from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.tmem import columns, load, store
 
 LOG2E = math.log2(math.e)
-NEVER = -math.inf
-WIDTH = TILE // PARTS  # scores of a part
-CHAINS = 4  # independent maxima and sums of a row, or each would wait for the one before it
 LONG = 16  # columns at a time of mods with long code
 
 
@@ -40,10 +35,10 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
     stats, stats_free = ends.posts("stats_full"), ends.waits("stats_empty")
     source = plan.source(ends)
     index = source.first()
+    stats_free.wait(t)
     while index < plan.count:
         item = plan.item(index)
         rows = work.start()
-        begun = False  # nothing was accumulated before the first block: no factor for it
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
             for partial in (False, True):  # code of its own for each, so that FULL tiles have none
@@ -51,88 +46,29 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
                     s.wait(t)
                     scores = work.load_scores(t)
                     work.modify(t, scores, item, j, partial)
-                    factor = rows.raise_maximum(scores)
-                    if begun:
-                        stats_free.wait(t)
-                        work.post_factor(t, factor)
-                        stats.arrive(t)
-                        stats_free.advance()
-                    begun = True
-                    exponent = rows.exponent
+                    block = rows.take(scores, work.ahead(partial))
+                    work.post_factor(t, block.factor)
+                    stats.arrive(t)
                     for part in range_of_parts:
-                        work.store_p(t, part, scores, exponent)
+                        work.store_p(t, part, block)
                     p.arrive(t)
-                    work.store_p_last(t, scores, exponent)
+                    stats_free.advance()
+                    # also keeps the compiler from computing the last part before that arrival
+                    stats_free.wait(t)
+                    work.store_p_last(t, block)
                     p_last.arrive(t)
-                    rows.add(scores)  # behind the arrivals: nobody waits for the sum
+                    rows.add(block)  # behind the arrivals: nobody waits for the sum
                     s.advance()
         if item.blocks > 0:
-            stats_free.wait(t)
             work.post_rows(t, rows)
             stats.arrive(t)
-            stats_free.advance()
             work.write_maximum(plan.item(index), t, rows)  # read anew, not kept in registers
+            stats_free.advance()
+            stats_free.wait(t)
         index = source.next(index)
 
 
-#: NaN if either is.
-maximum = functools.partial(cute.arch.fmax, nan=True)
-
 range_of_parts = tuple(range(PARTS - 1))
-
-
-class Rows:
-    """Statistics of a thread's row, of scores before they are scaled to the log2 domain.
-
-    Attributes:
-        applied, highest: The maximum that was applied, and the true one.
-        total: Of the weights.
-        factor: Of scores on their way to the log2 domain, positive.
-    """
-
-    def __init__(self, spec: Spec, factor: Any, values: tuple | None = None):
-        self.spec, self.factor = spec, factor
-        start = cutlass.Float32(NEVER), cutlass.Float32(NEVER), cutlass.Float32(0.0)
-        self.applied, self.highest, self.total = start if values is None else values
-
-    def __extract_mlir_values__(self) -> list:
-        numbers = (self.applied, self.highest, self.total)
-        return [v for n in numbers for v in n.__extract_mlir_values__()]
-
-    def __new_from_mlir_values__(self, values: list) -> Rows:
-        numbers = (self.applied, self.highest, self.total)
-        new = (n.__new_from_mlir_values__([v]) for n, v in zip(numbers, values, strict=True))
-        return Rows(self.spec, self.factor, tuple(new))
-
-    def raise_maximum(self, scores: cute.Tensor) -> cutlass.Float32:
-        """Take in the maximum of a block; gives the factor for what was accumulated before."""
-        peaks = [maximum(scores[2 * c], scores[2 * c + 1]) for c in range(CHAINS)]
-        for i in range(2 * CHAINS, TILE, 2):
-            c = i // 2 % CHAINS  # with two scores at once: one instruction of three operands
-            peaks[c] = maximum(maximum(peaks[c], scores[i]), scores[i + 1])
-        peak = functools.reduce(maximum, peaks)
-        self.highest = maximum(self.highest, peak)
-        growth = (self.highest - self.applied) * self.factor
-        grown = growth > self.spec.threshold  # false for -inf - -inf and NaN
-        applied = select(grown, self.highest, self.applied, "float")
-        change = select(grown, -growth, 0.0, "float")
-        shrink = cute.math.exp2(change, fastmath=True)
-        self.applied = applied
-        self.total = self.total * shrink
-        return shrink
-
-    def add(self, weights: cute.Tensor) -> None:
-        """Take in the sum of a block."""
-        add = cute.arch.add_packed_f32x2
-        pairs = [(weights[i], weights[i + 1]) for i in range(0, TILE, 2)]
-        chains = [functools.reduce(add, pairs[c::CHAINS]) for c in range(CHAINS)]
-        low, high = functools.reduce(add, chains)
-        self.total = self.total + (low + high)
-
-    @property
-    def exponent(self) -> tuple[cutlass.Float32, cutlass.Float32]:
-        """Factor and shift of a score on its way to a weight's exponent."""
-        return exponent(self.spec, self.applied, self.factor)
 
 
 class SoftmaxWork(Fixed):
@@ -164,6 +100,10 @@ class SoftmaxWork(Fixed):
     def natural(self, score: Any) -> Any:
         """A score in natural units."""
         return score * self.scale if self.mods.plain else score
+
+    def ahead(self, partial: bool) -> bool:
+        """Whether there are registers to compute weights before their maximum is known."""
+        return self.mods.nothing_to_do(partial)
 
     def start(self) -> Rows:
         return Rows(self.spec, self.factor)
@@ -214,19 +154,20 @@ class SoftmaxWork(Fixed):
         batch = results_batch(self.spec, item, self.batches)
         write_row(self.row_max, item, row, batch, self.natural(rows.highest))
 
-    @touches(lambda t, part, scores, exponent: (writes("p", t),))
-    def store_p(self, t: Any, part: int, scores: cute.Tensor, exponent: tuple) -> None:
-        """Make a part of the scores weights, and write them; a fence after the last but one."""
-        self._store(t, part, scores, exponent, fence=part == PARTS - 2)
+    @touches(lambda t, part, block: (writes("p", t),))
+    def store_p(self, t: Any, part: int, block: Block) -> None:
+        """Write a part of the weights; a fence after the last but one."""
+        self._store(t, part, block, fence=part == PARTS - 2)
 
-    @touches(lambda t, scores, exponent: (writes("p_last", t),))
-    def store_p_last(self, t: Any, scores: cute.Tensor, exponent: tuple) -> None:
-        self._store(t, PARTS - 1, scores, exponent, fence=True)
+    @touches(lambda t, block: (writes("p_last", t),))
+    def store_p_last(self, t: Any, block: Block) -> None:
+        self._store(t, PARTS - 1, block, fence=True)
 
-    def _store(self, t: Any, part: int, scores: cute.Tensor, exponent: tuple, fence: bool) -> None:
+    def _store(self, t: Any, part: int, block: Block, fence: bool) -> None:
         first, width = part * WIDTH, WIDTH // 2
-        exp2_row(self.spec, scores, range(first, first + WIDTH), *exponent)
-        weights = cute.make_tensor(scores.iterator + first, cute.make_layout(WIDTH))
+        if part > 0:  # `Rows.take` did the first
+            block.weigh(part, block.exponent)
+        weights = cute.make_tensor(block.weights.iterator + first, cute.make_layout(WIDTH))
         rounded = cute.make_rmem_tensor(cute.make_layout(WIDTH), self.dtype)
         rounded.store(weights.load().to(self.dtype))
         words = cute.recast_tensor(rounded, cutlass.Float32)

@@ -96,6 +96,11 @@ class Spec(InTensorMemory, ForwardSpec):
         return min(6, room // self.kv_bytes)
 
     @property
+    def holds_k(self) -> bool:
+        """Whether the ring is long enough to give K back late: `mma.MmaWork`."""
+        return self.kv_stages >= 4
+
+    @property
     def out_stages(self) -> int:
         """Two, so that one is filled while the other is stored, unless K and V need the room."""
         return 2 if self._kv_stages(2) >= 2 * self.ctas else 1

@@ -1,0 +1,78 @@
+"""Static quality of the compiled backward kernel: nothing on the stack, barriers by need."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+from fa4core.compile.tools import ToolMissing, find_tool
+
+try:
+    for tool in ("nvdisasm", "cuobjdump"):
+        find_tool(tool)
+except ToolMissing as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+from fa4core import Variant
+from fa4core.backward.rule import Rule
+from fa4core.compile.artifact import Artifact
+from fa4core.compile.build import build
+from fa4core.compile.kernel import Kernel, TensorType, type_of
+from fa4core.compile.sass import disassemble
+from fa4core.compile.targets import resolve
+from fa4core.forward.arguments import captured
+from fa4core.sm100.backward.launch import BACKWARD
+from fa4core.sm100.backward.spec import Spec
+from primitives import mask, score
+
+CAUSAL = mask.causal()
+
+
+def compiled(variant: Variant, d: int) -> tuple[Artifact, Counter]:
+    """The main kernel's artifact, and how often each opcode is in it."""
+    rule = Rule.of(variant.program)
+    spec = Spec(rule.dump(), "bfloat16", d, d, derivative=not rule.is_identity)
+    operand, rows, sums, table = (
+        TensorType(dtype, rank)
+        for dtype, rank in (("bfloat16", 4), ("float32", 2), ("float32", 3), ("int32", 2))
+    )
+    of_captured = tuple(TensorType("float32", max(1, c.rank), 4) for c in rule.receivers)
+    arguments = (
+        *(operand,) * 6, rows, rows, sums, table, table, table, type_of(captured(rule.captures)),
+        of_captured, "float32", "int32",
+    )  # fmt: skip
+    package = build(Kernel(BACKWARD.function, arguments, spec, "sm100"))
+    (code,) = disassemble(package.cubin)
+    artifact = Artifact(resolve("sm100"), "backward", package.ptx, package.cubin)
+    return artifact, Counter(i.opcode for i in code.instructions)
+
+
+@pytest.mark.parametrize(
+    ("variant", "d"),
+    [
+        (Variant(), 128),
+        (Variant(mask=CAUSAL), 128),
+        (Variant(mask=CAUSAL), 64),
+        (Variant(score=score.alibi(torch.ones(4, requires_grad=True))), 128),
+    ],
+    ids=["full", "causal", "d64", "ALiBi with a gradient"],
+)
+def test_no_role_keeps_anything_on_the_stack(variant: Variant, d: int) -> None:
+    artifact, opcodes = compiled(variant, d)
+    (used,) = artifact.resources().values()
+    assert (used.stack, used.local, opcodes["LDL"] + opcodes["STL"]) == (0, 0, 0)
+
+
+def test_arithmetic_is_packed_and_warps_meet_at_no_barrier() -> None:
+    """For the 64 queries of a thread, in FULL and in PARTIAL tiles: half an instruction each."""
+    _, opcodes = compiled(Variant(mask=CAUSAL), 128)
+    assert opcodes["FFMA2"] == opcodes["FADD2"] == opcodes["FMUL2"] == 2 * 64 // 2
+    assert opcodes["MUFU"] == 2 * 64
+    assert (
+        opcodes["UTCHMMA"] == 64
+    )  # 8 for each of S, dP, dV, dK and dQ; S, dK and dQ are there twice
+    assert opcodes["BAR"] <= 2  # before the roles and behind them
