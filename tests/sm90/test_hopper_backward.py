@@ -39,7 +39,9 @@ CUTS = (
 )
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize(
+    "cut", [CUTS[0], *(pytest.param(cut, marks=pytest.mark.sweep) for cut in CUTS[1:])], ids=str
+)
 def test_other_shapes_of_tiles(cut: Cut, monkeypatch) -> None:
     monkeypatch.setitem(emulated_backward.BACKWARD, "sm90", shaped(cut))
     shape = Shape((140,), (200,), 2, 1, 64, 48)
