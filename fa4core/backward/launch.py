@@ -13,9 +13,8 @@ import attrs
 import torch
 
 from fa4core.backward.rows import Rows
-from fa4core.backward.rowwise import RowSpec
 from fa4core.backward.rule import Rule
-from fa4core.backward.spec import BackwardSpec
+from fa4core.backward.spec import BackwardSpec, RowSpec
 from fa4core.backward.tables import tables
 from fa4core.compile.kernel import Kernel, TensorType, type_of
 from fa4core.forward.arguments import captured, compiled_for_either

@@ -15,7 +15,8 @@ import cutlass
 import torch
 from cutlass import cute
 
-from fa4core.backward.rowwise import PIECE, THREADS, RowSpec, Tile, aligned, loaded, passes, piece
+from fa4core.backward.rowwise import PIECE, THREADS, Tile, aligned, loaded, passes, piece
+from fa4core.backward.spec import RowSpec
 from fa4core.forward.views import batched
 from fa4core.lowering.cute import select
 from fa4core.reference.backward import far

@@ -1,4 +1,4 @@
-"""What the kernels before and after the main one are compiled for, and a thread's pieces of rows.
+"""A thread's pieces of rows, in the kernels before and after the main one.
 
 They work on query tiles of padded tensors (`rows`), one CTA for a tile of a head. They are limited
 by memory: what they say of rows is read and written once, in pieces of 16 bytes.
@@ -8,33 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from cutlass import cute
 
 THREADS = 128
 PIECE = 8  # columns of a thread: 16 bytes of an input
-
-
-@attrs.frozen
-class RowSpec:
-    """A kernel before or after the main one.
-
-    Attributes:
-        queries: Of a tile.
-        columns: Of the rows: the head dim of the output before, of the queries after.
-        d: Head dim of the main kernel's tiles.
-        grad_lse: Whether there is a gradient of the LSE.
-    """
-
-    queries: int
-    columns: int
-    d: int
-    grad_lse: bool = False
-
-    def __str__(self) -> str:
-        """A part of the kernel's name."""
-        lse = "_lse" if self.grad_lse else ""
-        return f"{self.queries}_{self.columns}_{self.d}{lse}"
 
 
 class Tile:

@@ -1,4 +1,4 @@
-"""`BackwardSpec`: what every backward kernel is compiled for, on whichever target."""
+"""What backward kernels are compiled for, on whichever target: the main one and those around it."""
 
 from __future__ import annotations
 
@@ -45,3 +45,25 @@ class BackwardSpec(KernelSpec):
     def keys(self) -> int:
         """Keys of a tile."""
         raise NotImplementedError
+
+
+@attrs.frozen
+class RowSpec:
+    """A kernel before or after the main one.
+
+    Attributes:
+        queries: Of a tile.
+        columns: Of the rows: the head dim of the output before, of the queries after.
+        d: Head dim of the main kernel's tiles.
+        grad_lse: Whether there is a gradient of the LSE.
+    """
+
+    queries: int
+    columns: int
+    d: int
+    grad_lse: bool = False
+
+    def __str__(self) -> str:
+        """A part of the kernel's name."""
+        lse = "_lse" if self.grad_lse else ""
+        return f"{self.queries}_{self.columns}_{self.d}{lse}"

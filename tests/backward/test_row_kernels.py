@@ -19,7 +19,7 @@ from fa4core.plan.problem import Problem
 
 import_dsl()
 
-from fa4core.backward.rowwise import RowSpec  # noqa: E402
+from fa4core.backward.spec import RowSpec  # noqa: E402
 
 LENGTHS = (70, 0, 100)
 TARGETS = ("sm90", "sm100")

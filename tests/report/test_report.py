@@ -53,17 +53,17 @@ def plain() -> tuple[Subject, Kernel]:
 
 
 def test_a_row_has_128_exponentials(plain) -> None:
-    """And one more for the factor of what was accumulated."""
+    """The factor of what was accumulated is one more where the maximum has grown, in a branch."""
     _, k = plain
-    for way in ("shortest", "longest"):
-        assert exponentials(k.figures["softmax", way]) == 128 + 1
+    found = [exponentials(k.figures["softmax", way]) for way in ("shortest", "longest")]
+    assert found == [128, 128 + 1]
 
 
 def test_emulated_exponentials_leave_the_unit(plain) -> None:
     fraction = 0.25
     _, k = kernel(Variant(exp=exp.mixed(3, fraction)))
     softmax, all_hardware = (x.figures["softmax", "shortest"] for x in (k, plain[1]))
-    assert exponentials(softmax) == 128 - 128 * fraction + 1
+    assert exponentials(softmax) == 128 - 128 * fraction
     fma = [f.pipes["FMA"] + f.pipes["FMA x2"] for f in (softmax, all_hardware)]
     assert fma[0] > fma[1]
 
@@ -83,7 +83,7 @@ def test_a_mask_costs_on_masked_tiles_only(plain) -> None:
     _, k = kernel(Variant(mask=mask.causal(), exp=exp.hardware()))
     full, partial = (k.figures["softmax", way] for way in ("shortest", "longest"))
     assert partial.pipes["ALU"] > full.pipes["ALU"] + 64
-    assert exponentials(full) == exponentials(partial)
+    assert exponentials(full) + 1 == exponentials(partial)  # there, the factor is no branch
 
 
 def test_a_pair_of_ctas_reads_half_of_every_b_operand(plain) -> None:
