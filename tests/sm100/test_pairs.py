@@ -25,7 +25,12 @@ AT_LEADER = {"q_full", "kv_full", "p_ready", "p_last"}
 SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
 LISTS = ((3, 0, 2), (1, 1, 4), (2, 5, 1))
 SPEC = Spec("", "bfloat16", 128, 128, ctas=2)
-SEEDED = [bug for role, (function, _) in ROLES.items() for bug in bugs(role, function)]
+SEEDED = [
+    bug
+    for role, (function, _) in ROLES.items()
+    for bug in bugs(role, function)
+    if "`kv_free.arrive(stage=k)`" not in str(bug)  # of short rings: no pair has one, see below
+]
 OF_SCHEDULER = list(bugs("scheduler", QUEUE_ROLES["scheduler"][0]))
 
 
@@ -47,7 +52,7 @@ def test_every_pair_of_head_dims_has_a_pipeline_that_fits() -> None:
         chosen = Spec("", "bfloat16", d, d_v, tiles=SM100.forward_tile(d, d_v).stages, ctas=2)
         assert chosen.smem_bytes <= SM100.smem_per_cta
         assert chosen.tmem_columns <= 512
-        assert chosen.kv_stages >= 3
+        assert chosen.holds_k
 
 
 def test_arrivals_of_the_peer_are_counted_where_they_go() -> None:
