@@ -24,7 +24,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from cells import VARIANTS, Cell, meaning  # noqa: E402
+from measured_cells import VARIANTS, Cell, meaning  # noqa: E402
 from peers import CONTENDERS, LeftOut, error  # noqa: E402
 from timing import interleaved  # noqa: E402
 

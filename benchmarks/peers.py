@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from cells import Cell, Meaning
+from measured_cells import Cell, Meaning
 
 from fa4core import attention
 

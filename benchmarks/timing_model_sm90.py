@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from cells import Cell, meaning  # noqa: E402
+from measured_cells import Cell, meaning  # noqa: E402
 from timing_model import rms, show_sensitivity  # noqa: E402
 
 from fa4core.plan.problem import Problem  # noqa: E402

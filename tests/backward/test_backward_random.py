@@ -43,7 +43,7 @@ def check(target: str, case: Case, deterministic: bool, seeds: int = 1) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=4, phases=NO_SHRINKING)
+@settings(max_examples=2, phases=NO_SHRINKING)
 @given(case=cases(), deterministic=st.booleans())
 def test_random_variants(target: str, case: Case, deterministic: bool) -> None:
     check(target, case, deterministic)

@@ -44,7 +44,7 @@ SWEEP = pytest.mark.sweep
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "packed" else [SWEEP]) for name in CASES]
+    "name", [pytest.param(name, marks=[] if name == "blocks" else [SWEEP]) for name in CASES]
 )
 def test_every_order_of_events_gives_the_same_bits(name: str, target: str) -> None:
     first = execute(target, *CASES[name], dtype="float16", num_sms=3, deterministic=True)
