@@ -78,7 +78,9 @@ def attention(
     key = key_of(q, k, v, layout, scale, backend) if open_ else None
     prepared = None if key is None else variant.calls.find(key)
     if prepared is None:
-        _check_types(q, k, v, variant, layout, scale, backend, deterministic)
+        flags = {"return_lse": return_lse, "return_row_max": return_row_max}
+        flags["deterministic"] = deterministic
+        _check_types(q, k, v, variant, layout, scale, backend, **flags)
         if key is not None:
             rest = (variant.arguments, layout, variant.spec, scale, backend)
             _, prepared = prepared_once(variant.calls, key, q, k, v, *rest)
@@ -149,7 +151,7 @@ def _check_types(
     layout: Layout,
     scale: float | None,
     backend: str,
-    deterministic: bool,
+    **flags: bool,
 ) -> None:
     """What can be checked without the values of tensors; the operator checks the rest."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -192,8 +194,9 @@ def _check_types(
         _check_tangents(q, k, v, *variant.arguments)
     if not isinstance(backend, str):
         raise TypeError(f"backend is {backend!r}; a str is accepted, such as 'auto'")
-    if not isinstance(deterministic, bool):
-        raise TypeError(f"deterministic is {deterministic!r}; a bool is accepted")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is {flag!r}; a bool is accepted")
     for tensor, constant in zip(variant.arguments, variant.constant, strict=True):
         if constant and tensor.requires_grad:
             raise ValueError(

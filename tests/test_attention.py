@@ -231,7 +231,10 @@ def test_meta_tensors_are_refused():
         attention(x, x, x)
 
 
-@pytest.mark.parametrize("given", [{"backend": None}, {"deterministic": "yes"}])
+@pytest.mark.parametrize(
+    "given",
+    [{"backend": None}, {"deterministic": "yes"}, {"return_lse": "no"}, {"return_row_max": 0}],
+)
 def test_options_of_another_type_are_refused(given):
     q = torch.zeros(1, 4, 2, 8)
     with pytest.raises(TypeError, match=f"{next(iter(given))} is .*is accepted"):
