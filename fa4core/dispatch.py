@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -17,9 +18,10 @@ from fa4core.backward.prepared import prepare as prepare_backward
 from fa4core.compile.kernel import Kernel
 from fa4core.kept import Calls
 from fa4core.places import Place, in_emulator, on_device
+from fa4core.plan.captured import check_reads
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
-from fa4core.plan.tiles import tile_map
+from fa4core.plan.tiles import TileMap, tile_map
 from fa4core.prepared import Prepared, kernel_of, prepare
 from fa4core.program import Program
 from fa4core.recall import can_be_kept, kept
@@ -54,7 +56,10 @@ def plan_call(
         announce(chosen, why)
     check(program, problem, q.device, chosen)
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
-    return analysed(program, problem, layout, scale), chosen
+    call = analysed(program, problem, layout, scale)
+    if chosen != "reference":  # it looks at every index itself
+        check_reads(program.graph, lambda: cast(TileMap, call.tiles))
+    return call, chosen
 
 
 def analysed(program: Program, problem: Problem, layout: Layout | None, scale: float) -> Call:

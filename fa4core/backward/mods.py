@@ -78,7 +78,7 @@ class GradMods(Elements):
             scale: Factor on q . k.
             column: Place of the i-th query behind `first`, ascending.
         """
-        self.modify(scores, self._row(item, head, key, partial), first, partial, scale, column)
+        self.modify(scores, self._row(item, head, key), first, partial, scale, column)
 
     def differentiate(
         self,
@@ -101,7 +101,7 @@ class GradMods(Elements):
         """
         if self.simple:
             return
-        scope = self._row(item, head, key, partial)
+        scope = self._row(item, head, key)
         scope.hoist([self.by_score, *(n for where, _, by in self.elements for n in (*where, by))])
         sums = [cutlass.Float32(0.0) for _ in self.elements]
         for i, at, holds in self.each(scores, scope, first, partial, column):
@@ -109,28 +109,26 @@ class GradMods(Elements):
             for n, (where, to, by) in enumerate(self.elements):
                 share = _counted(holds, grads[i] * as_float(element.value(by)))
                 if any(map(per_element, where)):
-                    self.add(to, [element.value(index) for index in where], partial, share)
+                    self.add(to, [element.value(index) for index in where], share)
                 else:
                     sums[n] = sums[n] + share
             grads[i] = _counted(holds, grads[i] * as_float(element.value(self.by_score)))
         for (where, to, _), total in zip(self.elements, sums, strict=True):
-            self._add_sum(to, where, scope, partial, total)
+            self._add_sum(to, where, scope, total)
 
-    def _add_sum(
-        self, to: cute.Tensor, where: tuple[Node, ...], scope: Scope, guarded: bool, total: Any
-    ) -> None:
+    def _add_sum(self, to: cute.Tensor, where: tuple[Node, ...], scope: Scope, total: Any) -> None:
         """Add what a thread's elements give together, and all threads of a warp if it is theirs."""
         if any(map(per_element, where)):
             return
         indices = [scope.value(index) for index in where]
         if any(Q.attr in index.free for index in where):
-            self.add(to, indices, guarded, total)
+            self.add(to, indices, total)
             return
         total = cute.arch.warp_reduction_sum(total)
         with cute.arch.elect_one():
-            self.add(to, indices, guarded, total)
+            self.add(to, indices, total)
 
-    def _row(self, item: Any, head: Any, key: Any, guarded: bool) -> Scope:
+    def _row(self, item: Any, head: Any, key: Any) -> Scope:
         variables = {
             "b": item.b,
             "h": head,
@@ -138,19 +136,19 @@ class GradMods(Elements):
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }
-        return Scope(variables, self.captured, guarded)
+        return Scope(variables, self.captured)
 
 
 def _counted(holds: Any, value: Any) -> Any:
     return value if holds is None else select(holds, value, 0.0, "float")
 
 
-def _add(to: cute.Tensor, indices: list, guarded: bool, share: Any) -> None:
-    place = cute.crd2idx(place_in(to, indices, guarded), to.layout)
+def _add(to: cute.Tensor, indices: list, share: Any) -> None:
+    place = cute.crd2idx(place_in(to, indices), to.layout)
     cute.arch.atomic_add(to.iterator + place, share, sem="relaxed", scope="gpu")
 
 
-def _add_exactly(to: cute.Tensor, indices: list, guarded: bool, share: Any) -> None:
+def _add_exactly(to: cute.Tensor, indices: list, share: Any) -> None:
     """To the bin that the number's exponent says; see `exact`."""
     bits = cute.make_rmem_tensor(cute.make_layout(1), cutlass.Float32)
     bits[0] = as_float(share)
@@ -163,5 +161,5 @@ def _add_exactly(to: cute.Tensor, indices: list, guarded: bool, share: Any) -> N
     which = select(number, exponent // NEIGHBOURS, POWERS, "int")
     whole = cutlass.Int64(select(number, fraction, 1, "int"))
     whole = whole << cutlass.Int64(select(number, exponent % NEIGHBOURS, 0, "int"))
-    place = cute.crd2idx((*place_in(to, indices, guarded), which), to.layout)
+    place = cute.crd2idx((*place_in(to, indices), which), to.layout)
     cute.arch.atomic_add(to.iterator + place, whole, sem="relaxed", scope="gpu")

@@ -3,7 +3,7 @@
 No code for them runs on FULL tiles of a variant without a score mod; the mask is evaluated on
 PARTIAL tiles only. What mods make of indices outside the problem is not used, and they read no
 captured tensor there: queries are clamped once for the row, and the keys of a FULL tile are all
-inside; on PARTIAL tiles, the index of every captured tensor is clamped.
+inside. Whatever a variant asks for, no index of a captured tensor leaves it: it is clamped.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ class Mods(Elements):
         column: Column = in_order,
     ) -> None:
         """See `modify`; `item` is the work tile, `row` its query and head, `first` a key."""
-        self.modify(scores, self._row(item, row, partial), first, partial, scale, column)
+        self.modify(scores, self._row(item, row), first, partial, scale, column)
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
         """The sink's logit of a row, natural units; the first share of its keys has it, for all."""
-        logit = as_float(self._row(item, row, guarded=True).value(self.sink))
+        logit = as_float(self._row(item, row).value(self.sink))
         return select(item.share == 0, logit, NEVER, "float") if self.split else logit
 
-    def _row(self, item: Any, row: Row, guarded: bool) -> Scope:
+    def _row(self, item: Any, row: Row) -> Scope:
         variables = {
             "b": item.b,
             "h": row.head,
@@ -158,7 +158,7 @@ class Mods(Elements):
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }
-        return Scope(variables, self.captured, guarded)
+        return Scope(variables, self.captured)
 
 
 def length(node: Node) -> int:

@@ -29,9 +29,6 @@ class Scope:
     Args:
         variables: Values of the variables that are the same in the whole scope.
         captured: The tensor of each capture, in global memory.
-        guarded: Whether captured tensors may be indexed outside, where the mask is false: indices
-            are then clamped. Without it every index must be inside (after adding the extent to
-            negative ones).
         outer: The scope of the row that this element's scope belongs to.
         unit: Who computes transcendental functions, approximately; None: as exact as float32 is.
     """
@@ -40,17 +37,16 @@ class Scope:
         self,
         variables: Mapping[str, Value],
         captured: Mapping[Capture, cute.Tensor],
-        guarded: bool,
         outer: Scope | None = None,
         unit: Unit | None = None,
     ):
-        self.variables, self.captured, self.guarded = variables, captured, guarded
+        self.variables, self.captured = variables, captured
         self.outer, self.unit = outer, unit
         self.values: dict[Node, Value] = {}
 
     def element(self, k: Value, score: Value = None, unit: Unit | None = None) -> Scope:
         """The scope of one element of this row."""
-        return Scope({"k": k, "score": score}, self.captured, self.guarded, self, unit)
+        return Scope({"k": k, "score": score}, self.captured, self, unit)
 
     def hoist(self, roots: Sequence[Node]) -> None:
         """Emit what `roots` need once for a row, here: before code that branches."""
@@ -72,7 +68,7 @@ class Scope:
         if node.op == "var":
             return self.variables[node.attr]
         if node.op == "gather":
-            return _gather(self.captured[node.attr], node, self._args(node), self.guarded)
+            return _gather(self.captured[node.attr], node, self._args(node))
         if node.op == "linear":
             coefficients, constant = node.attr
             return _linear(coefficients, constant, self._args(node))
@@ -117,28 +113,29 @@ def inside(index: Any, extent: Any) -> Any:
     return select(index < extent, index, extent - 1, "int")
 
 
-def place_in(tensor: cute.Tensor, indices: Sequence[Value], guarded: bool) -> tuple[Value, ...]:
+def place_in(tensor: cute.Tensor, indices: Sequence[Value]) -> tuple[Value, ...]:
     """Where indices, of which negative ones count from the end, point; a scalar has one element.
+
+    Always inside: where the mask is false an index may be anything, and memory that is not the
+    tensor's is never touched, whatever a variant asks for.
 
     Args:
         tensor: In global memory.
         indices: As in the graph.
-        guarded: See `Scope`.
     """
     place = []
     for axis, index in enumerate(indices):
         size = as_int(tensor.shape[axis])
         at = as_int(index)
         at = select(at < 0, at + size, at, "int")
-        if guarded:
-            at = select(at < 0, 0, at, "int")
-            at = select(at < size, at, size - 1, "int")
+        at = select(at < 0, 0, at, "int")
+        at = select(at < size, at, size - 1, "int")
         place.append(at)
     return tuple(place) or (0,)
 
 
-def _gather(tensor: cute.Tensor, node: Node, indices: list[Value], guarded: bool) -> Value:
-    value = tensor[place_in(tensor, indices, guarded)]
+def _gather(tensor: cute.Tensor, node: Node, indices: list[Value]) -> Value:
+    value = tensor[place_in(tensor, indices)]
     if node.kind == "bool":
         return as_int(value) != 0
     return as_float(value) if node.kind == "float" else as_int(value)

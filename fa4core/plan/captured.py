@@ -2,16 +2,24 @@
 
 What can be told from sizes is told here, before anything is computed: a per-head table that is too
 short, a sink of another length, a block map or document ids too small for the sequence. Indices
-that depend on data are checked where they are evaluated.
+that depend on data are checked where they are evaluated. What a score mod reads depends on the
+mask: `check_reads` looks at the tiles that are attended to as a whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 import torch
 
 from fa4core.plan.problem import Problem
+from fa4core.plan.tiles import TileMap
 from fa4core.program import VariantGraph
 from primitives.expr import Node, walk
+
+Range = tuple[Any, Any]  # least and greatest: ints, or arrays of several ranges
 
 _COUNTS = {"b": "sequences", "h": "query heads", "q": "queries", "k": "keys"}
 
@@ -38,6 +46,7 @@ def check_captured(graph: VariantGraph, problem: Problem, device: torch.device) 
         "q": max(problem.seqlens_q),
         "k": max(problem.seqlens_k),
     }
+    ranges = {name: (0, size - 1) for name, size in sizes.items()}
     everywhere = set(walk(graph.mask, graph.sink))  # evaluated for every query (and key) there is
     for node in walk(*graph.roots):
         if node.op != "gather":
@@ -46,7 +55,7 @@ def check_captured(graph: VariantGraph, problem: Problem, device: torch.device) 
             check_device(node.attr.tensor, device)
         for dim, index in enumerate(node.args):
             if node in everywhere or not index.free & {"q", "k"}:
-                _check_size(node, dim, index, sizes)
+                _check_size(node, dim, index, ranges, sizes)
 
 
 def check_device(tensor: torch.Tensor, device: torch.device) -> None:
@@ -59,17 +68,44 @@ def check_device(tensor: torch.Tensor, device: torch.device) -> None:
     )
 
 
-def _check_size(node: Node, dim: int, index: Node, sizes: dict[str, int]) -> None:
-    bounds = _bounds(index, sizes)
+def check_reads(graph: VariantGraph, tiles: Callable[[], TileMap]) -> None:
+    """Check what the score mod reads of captured tensors on FULL tiles, where every pair counts.
+
+    On other tiles kernels read the nearest element instead of one outside. `tiles` makes the map
+    of the variant's mask, if there is anything to check.
+
+    Raises:
+        IndexError: A tensor is too small.
+    """
+    nodes = [n for n in walk(graph.score) if n.op == "gather" and n.attr.tensor is not None]
+    found = [
+        (node, dim, index)
+        for node in nodes
+        for dim, index in enumerate(node.args)
+        if index.free and index.free <= {"q", "k"}
+    ]
+    if not found:
+        return
+    ranges = tiles().full_ranges()
+    if not len(ranges["q"][0]):
+        return
+    for node, dim, index in found:
+        _check_size(node, dim, index, ranges, {})
+
+
+def _check_size(
+    node: Node, dim: int, index: Node, ranges: Mapping[str, Range], sizes: dict[str, int]
+) -> None:
+    bounds = _bounds(index, ranges)
     tensor = node.attr.tensor
     if bounds is None or tensor is None:
         return
-    low, high = bounds
+    low, high = (int(end) for end in (np.min(bounds[0]), np.max(bounds[1])))
     size = tensor.shape[dim]
     if low > high or (-size <= low and high < size):
         return
     used = " and ".join(
-        f"{sizes[v]} {_COUNTS[v]}" for v in ("b", "h", "q", "k") if v in index.free and sizes[v]
+        f"{sizes[v]} {_COUNTS[v]}" for v in ("b", "h", "q", "k") if v in index.free and sizes.get(v)
     )
     raise IndexError(
         f"dimension {dim} of a captured tensor of shape {tuple(tensor.shape)} ({tensor.dtype}) has "
@@ -78,20 +114,20 @@ def _check_size(node: Node, dim: int, index: Node, sizes: dict[str, int]) -> Non
     )
 
 
-def _bounds(index: Node, sizes: dict[str, int]) -> tuple[int, int] | None:
+def _bounds(index: Node, ranges: Mapping[str, Range]) -> Range | None:
     """Least and greatest value of an index, where its form is simple enough to be exact."""
     if index.op == "const":
         return index.attr, index.attr
-    if index.op == "var" and index.attr in sizes:
-        return 0, sizes[index.attr] - 1
+    if index.op == "var" and index.attr in ranges:
+        return ranges[index.attr]
     if index.op == "floordiv" and index.args[1].is_const and index.args[1].attr > 0:
-        inner = _bounds(index.args[0], sizes)
+        inner = _bounds(index.args[0], ranges)
         return inner and (inner[0] // index.args[1].attr, inner[1] // index.args[1].attr)
-    if index.op == "linear" and all(a.op == "var" and a.attr in sizes for a in index.args):
+    if index.op == "linear" and all(a.op == "var" and a.attr in ranges for a in index.args):
         coefficients, low = index.attr
         high = low
         for coefficient, arg in zip(coefficients, index.args, strict=True):
-            ends = (0, coefficient * (sizes[arg.attr] - 1))
-            low, high = low + min(ends), high + max(ends)
+            ends = [coefficient * end for end in ranges[arg.attr]]
+            low, high = low + np.minimum(*ends), high + np.maximum(*ends)
         return low, high
     return None

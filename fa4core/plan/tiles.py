@@ -126,6 +126,20 @@ class TileMap:
         parts = [per_row[first[g] : first[g + 1]] for g in self._group.reshape(-1)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
+    def full_ranges(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """First and last query and key, "q" and "k", of every run of FULL tiles."""
+        runs, maps = self._runs, len(self._first_row) - 1
+        lengths = np.zeros((2, maps), np.int64)
+        lengths[0, self._group] = np.asarray(self.seqlens_q, np.int64)[:, None]
+        lengths[1, self._group] = np.asarray(self.seqlens_k, np.int64)[:, None]
+        full = runs.kind == FULL
+        row = np.repeat(np.arange(len(runs.pointer) - 1), np.diff(runs.pointer))[full]
+        group = np.searchsorted(self._first_row, row, side="right") - 1
+        q = (row - self._first_row[group]) * self.tile_q
+        k, end = (x[full].astype(np.int64) * self.tile_k for x in (runs.start, runs.end))
+        last_q = np.minimum(q + self.tile_q, lengths[0, group]) - 1
+        return {"q": (q, last_q), "k": (k, np.minimum(end, lengths[1, group]) - 1)}
+
     def side_by_side(self, side: int, cut_rows: bool = False) -> tuple[np.ndarray, Runs]:
         """Key tiles that `side` query tiles next to each other visit together.
 

@@ -166,8 +166,8 @@ def backward(
     stream: cuda.CUstream,
     spec: cutlass.Constexpr,
 ):
-    """q, k, v, grad_out, grad_k, grad_v: (batch, rows, heads, d), packed tensors with batch 1; lse,
-    delta: (heads, padded rows); grad_q: (heads, padded rows, d); items, runs: see `tables`."""
+    """q, k, v and gradients: (batch, rows, heads, d), packed tensors without a batch; lse, delta,
+    grad_q and turns: padded, see `backward.rows`; items and runs: see `backward.tables`."""
     layouts, queries = Layouts.of(spec), spec.queries
     q, k, v, grad_out = (batched(tensor, 4) for tensor in (q, k, v, grad_out))
     grad_k, grad_v = (batched(tensor, 4) for tensor in (grad_k, grad_v))
