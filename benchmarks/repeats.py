@@ -6,12 +6,13 @@
 
 Forward passes and deterministic gradients, over GQA, block-sparse masks, packed sequences and
 learned tables, alone and with other work on the device. The first results are compared with the
-reference. Gradients that may be added in any order are launched too and may differ: where they
-never do, the comparison had nothing to find.
+reference. Gradients that may be added in any order are launched too, a hundredth as often, and may
+differ: where they never do, the comparison had nothing to find.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -138,8 +139,9 @@ def main(launches: int, device: str, cases: str) -> None:
             start = time.perf_counter()
             first = tuple(t.detach().clone() for t in call("sm90"))
             far = distance(first, call("reference"))
-            found = [differing(lambda: call("sm90"), first, launches, b) for b in (False, True)]
             free = what == "gradients, any order"
+            ours, times = functools.partial(call, "sm90"), launches // 100 if free else launches
+            found = [differing(ours, first, times, busy) for busy in (False, True)]
             failed |= far > 2e-2 or (not free and any(found))
             seconds = f"{time.perf_counter() - start:.1f}"
             table.add_row(name, what, f"{far:.1e}", *map(str, found), seconds)
