@@ -7,9 +7,8 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from emulated_backward import FIXED, TARGETS, execute, gradients
+from emulated_backward import FIXED, TARGETS, execute, gradients, machine
 
-from fa4core.emulator.session import emulator
 from fa4core.testing import Case, LayoutSpec, Shape
 
 #: More key tiles than SMs, GQA, tiles that only some key tiles visit, ragged lengths; a table that
@@ -35,7 +34,7 @@ SEEDS = (1, 3)
 
 def again(name: str, target: str, seed: int, num_sms: int, deterministic: bool):
     inputs = Case(*CASES[name], dtype="float16", seed=0).inputs()
-    with emulator(target, seed, num_sms=num_sms, record=False):
+    with machine(target, seed, num_sms=num_sms):
         return gradients(inputs, deterministic=deterministic)
 
 
