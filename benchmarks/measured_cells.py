@@ -1,4 +1,4 @@
-"""What the forward benchmark measures: a cell is a variant on a problem, in all languages."""
+"""What the benchmark of speed measures: a cell is a variant on a problem, in all languages."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ class Cell:
         short = 256
         return (self.seqlen, *[short] * ((TOKENS - self.seqlen) // short))
 
-    def inputs(self) -> tuple[torch.Tensor, ...]:
+    def inputs(self, grad: bool = False) -> tuple[torch.Tensor, ...]:
         torch.manual_seed(0)
         size = (max(1, TOKENS // self.seqlen), self.seqlen, self.heads, self.head_dim)
         if self.lengths:
             size = (sum(self.lengths), self.heads, self.head_dim)
-        return tuple(torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        kind = {"device": "cuda", "dtype": torch.bfloat16}
+        return tuple(torch.randn(size, **kind).requires_grad_(grad) for _ in range(3))
 
     def layout(self) -> Layout | None:
         if not self.lengths:

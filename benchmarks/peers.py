@@ -1,4 +1,4 @@
-"""Forward passes of ours and of others on the same tensors, as functions to time.
+"""Passes of ours and of others on the same tensors, as functions to time.
 
 A contender that can't say a cell's variant, or isn't installed, is left out with the reason.
 """
@@ -22,24 +22,25 @@ class LeftOut(RuntimeError):
     """Why a contender doesn't take part."""
 
 
-def ours(cell: Cell, what: Meaning, qkv: Tensors) -> Forward:
+def ours(cell: Cell, what: Meaning, qkv: Tensors, **options: bool) -> Forward:
     layout = cell.layout()
-    return lambda: attention(*qkv, what.ours, layout=layout, backend="sm90")
+    return lambda: attention(*qkv, what.ours, layout=layout, backend="sm90", **options)
 
 
-def fa4(cell: Cell, what: Meaning, qkv: Tensors) -> Forward:
+def fa4(cell: Cell, what: Meaning, qkv: Tensors, **options: bool) -> Forward:
     """FlashAttention-4's own Hopper kernel."""
     from flash_attn.cute.interface import flash_attn_func, flash_attn_varlen_func
 
     if what.fa4 is None:
         raise LeftOut("has no argument for it")
+    given = what.fa4 | options
     if cell.lengths is None:
-        return lambda: flash_attn_func(*qkv, **what.fa4)[0]
+        return lambda: flash_attn_func(*qkv, **given)[0]
     ends = cell.layout().cu_seqlens_q
     longest = max(cell.lengths)
     return lambda: flash_attn_varlen_func(
         *qkv, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest, max_seqlen_k=longest,
-        **what.fa4,
+        **given,
     )[0]  # fmt: skip
 
 
@@ -85,25 +86,61 @@ CONTENDERS: dict[str, Callable[[Cell, Meaning, Tensors], Forward]] = {
     "flex FLASH": functools.partial(flex, backend="FLASH"),
     "flex Triton": functools.partial(flex, backend="TRITON"),
     "cuDNN": cudnn,
+    "ours deterministic": functools.partial(ours, deterministic=True),
+    "FA4 deterministic": functools.partial(fa4, deterministic=True),
 }
 
 
-def error(out: torch.Tensor, cell: Cell, what: Meaning, qkv: Tensors) -> float:
-    """Relative distance (Frobenius) of the last 256 rows of a head from float32 arithmetic.
+def backward(forward: Forward, qkv: Tensors, upstream: torch.Tensor) -> Callable[[], Tensors]:
+    """The gradients of q, k and v alone: its forward pass runs once, here."""
+    torch._functorch.config.donated_buffer = False  # a compiled graph that is run again
+    out = forward()
+    return lambda: torch.autograd.grad(out, qkv, upstream, retain_graph=True)
+
+
+ROWS = 1024  # of scores that float32 arithmetic holds at a time
+
+
+def expected(cell: Cell, what: Meaning, qkv: Tensors, upstream: torch.Tensor | None) -> Tensors:
+    """By float32 arithmetic, for the last head of the last sequence: the output, or dQ, dK and dV.
 
     The mask and the score mod are those of FlexAttention: nothing of ours judges ours.
     """
-    q, k, v = (t[-1] if t.dim() == 4 else t[-cell.lengths[-1] :] for t in qkv)
-    got = out[-1] if out.dim() == 4 else out[-cell.lengths[-1] :]
+    q, k, v = (_last(t, cell).detach().float() for t in qkv)
     mask_mod, score_mod = what.flex or (None, None)
-    rows, head = q.shape[0], q.shape[1] - 1
-    at = torch.arange(max(0, rows - 256), rows, device=q.device)[:, None]
-    keys = torch.arange(rows, device=q.device)[None]
-    scores = q[at[:, 0], head].float() @ k[:, head].float().T / math.sqrt(cell.head_dim)
-    batch, which = (torch.tensor(n, device=q.device) for n in (qkv[0].shape[0] - 1, head))
-    if score_mod is not None:
-        scores = score_mod(scores, batch, which, at, keys)
-    if mask_mod is not None:
-        scores = scores.masked_fill(~mask_mod(batch, which, at, keys), -torch.inf)
-    wanted = scores.softmax(-1) @ v[:, head].float()
-    return ((got[at[:, 0], head].float() - wanted).norm() / wanted.norm()).item()
+    keys = torch.arange(len(k), device=k.device)[None]
+    batch, head = (torch.tensor(n - 1, device=k.device) for n in (qkv[0].shape[0], cell.heads))
+    out, grads = torch.empty_like(q), tuple(map(torch.zeros_like, (q, k, v)))
+    for first in range(0, len(q), ROWS):
+        rows = slice(first, first + ROWS)
+        leaves = [t.clone().requires_grad_(upstream is not None) for t in (q[rows], k, v)]
+        at = torch.arange(first, first + len(leaves[0]), device=k.device)[:, None]
+        scores = leaves[0] @ leaves[1].T / math.sqrt(cell.head_dim)
+        if score_mod is not None:
+            scores = score_mod(scores, batch, head, at, keys)
+        if mask_mod is not None:
+            scores = scores.masked_fill(~mask_mod(batch, head, at, keys), -torch.inf)
+        found = scores.softmax(-1) @ leaves[2]
+        out[rows] = found.detach()
+        if upstream is not None:
+            given = _last(upstream, cell)[rows].float()
+            of_q, *others = torch.autograd.grad(found, leaves, given)
+            grads[0][rows] = of_q
+            for total, share in zip(grads[1:], others, strict=True):
+                total.add_(share)
+    return (out,) if upstream is None else grads
+
+
+def _last(tensor: torch.Tensor, cell: Cell) -> torch.Tensor:
+    """(seqlen, d) of the last head of the last sequence."""
+    rows = tensor[-1] if cell.lengths is None else tensor[-cell.lengths[-1] :]
+    return rows[:, -1]
+
+
+def error(results: torch.Tensor | Tensors, wanted: Tensors, cell: Cell) -> float:
+    """The largest of the results' relative distances (Frobenius) from what is `wanted`."""
+    given = (results,) if isinstance(results, torch.Tensor) else results
+    return max(
+        ((_last(got, cell).float() - want).norm() / want.norm()).item()
+        for got, want in zip(given, wanted, strict=True)
+    )

@@ -15,10 +15,9 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from emulated_backward import FIXED, TARGETS, execute, gradients
+from emulated_backward import FIXED, TARGETS, execute, gradients, machine
 
 from fa4core.compile import statistics
-from fa4core.emulator.session import emulator
 from fa4core.testing import Case, LayoutSpec, Shape
 
 SEQUSED, VARLEN = LayoutSpec("seqused", slack=3), LayoutSpec("varlen")
@@ -130,7 +129,7 @@ def test_scores_of_any_magnitude(target: str) -> None:
         with torch.no_grad():
             inputs.q.mul_(size)
             inputs.k.mul_(size)
-        with emulator(target, num_sms=2):
+        with machine(target):
             results = gradients(inputs, scale=0.3)
         assert all(gradient.isfinite().all() for gradient in results.values()), size
         assert size > 10.0 or results["dv"].any()
@@ -158,7 +157,7 @@ def test_without_a_gradient_of_the_lse(target: str) -> None:
     shape, layout = SHAPES["packed"]
     inputs = Case("Variant(mask=mask.causal())", shape, layout, dtype="bfloat16").inputs()
     inputs.grad_lse.zero_()
-    with emulator(target, num_sms=2):
+    with machine(target):
         one, other = (gradients(inputs, with_lse=with_lse) for with_lse in (False, True))
     for name, found in one.items():
         torch.testing.assert_close(found, other[name], atol=2e-2, rtol=2e-2)

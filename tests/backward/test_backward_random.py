@@ -15,10 +15,9 @@ from supported import supported
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from emulated_backward import TARGETS, gradients
+from emulated_backward import TARGETS, gradients, machine
 
 from fa4core.backends import KERNELS
-from fa4core.emulator.session import emulator
 from fa4core.plan.problem import Problem
 from fa4core.testing import Case, LayoutSpec, assert_close_to_oracle
 from fa4core.testing.strategies import cases
@@ -36,7 +35,7 @@ def check(target: str, case: Case, deterministic: bool, seeds: int = 1) -> None:
     assume(kernels.refusal(program, problem) is None)
     assume(kernels.backward_refusal(program, problem) is None)
     for seed in range(case.seed, case.seed + seeds):
-        with emulator(target, seed, num_sms=1 + seed % 3, record=False):
+        with machine(target, seed, num_sms=1 + seed % 3):
             results = gradients(inputs, deterministic=deterministic)
         context = f"{target}, deterministic={deterministic}, seed {seed}: {case}"
         assert_close_to_oracle(results, inputs, context=context)

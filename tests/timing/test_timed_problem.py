@@ -98,7 +98,7 @@ def test_published_figures_of_flash_attention_4(made, published, within):
 
 
 def test_measured_on_an_h200():
-    """Ours, 4 x 8192 tokens, causal: what `benchmarks/forward.py` measured."""
+    """Ours, 4 x 8192 tokens, causal: what `benchmarks/speed.py` measured."""
     p = problem(8192)
     found = model(subject.ours(CAUSAL, p, "sm90"), CAUSAL, p, "sm90", seeds=1)
     measured = json.loads(MEASURED.read_text())

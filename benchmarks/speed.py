@@ -1,11 +1,11 @@
-"""Forward passes on a Hopper GPU: ours against FlashAttention-4, FlexAttention and cuDNN.
+"""Passes on a Hopper GPU: ours against FlashAttention-4, FlexAttention and cuDNN.
 
-    python benchmarks/forward.py                        # everything
-    python benchmarks/forward.py --variants causal,full --dims 128 --lengths 8192 --out results
+    python benchmarks/speed.py forward                        # everything
+    python benchmarks/speed.py backward --variants causal,full --dims 128 --lengths 8192 --out b
 
 FlashAttention-4's protocol (bf16, 32k tokens, hidden size 2048). The contenders of a cell run
 interleaved in one process; a figure is the median over rounds, its spread their 75 % - 25 %. Prints
-a table with ratios and writes JSON and a plot. Every output is compared with float32 arithmetic.
+a table with ratios and writes JSON and a plot. Every result is compared with float32 arithmetic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from measured_cells import VARIANTS, Cell, meaning  # noqa: E402
-from peers import CONTENDERS, LeftOut, error  # noqa: E402
+from peers import CONTENDERS, LeftOut, backward, error, expected  # noqa: E402
 from timing import interleaved  # noqa: E402
 
 from fa4core.plan.plan import plan  # noqa: E402
@@ -34,21 +34,26 @@ from fa4core.plan.problem import Problem  # noqa: E402
 WORST = 1e-2  # relative error of a bf16 output that is taken for right
 
 
-def measure(cell: Cell, names: list[str], rounds: int) -> dict[str, Any]:
+def measure(cell: Cell, names: list[str], rounds: int, differentiate: bool) -> dict[str, Any]:
     """Times, TFLOP/s, errors and reasons of absence of one cell's contenders."""
-    what, qkv = meaning(cell), cell.inputs()
+    what, qkv = meaning(cell), cell.inputs(differentiate)
     functions, errors, absent = {}, {}, {}
+    upstream = torch.randn_like(qkv[0], requires_grad=False) if differentiate else None
+    wanted = expected(cell, what, qkv, upstream)
     for name in names:
         try:
             functions[name] = CONTENDERS[name](cell, what, qkv)
-            errors[name] = error(functions[name](), cell, what, qkv)
+            if upstream is not None:
+                functions[name] = backward(functions[name], qkv, upstream)
+            errors[name] = error(functions[name](), wanted, cell)
         except LeftOut as reason:
             absent[name] = str(reason)
         except Exception as failure:  # a peer's failure is a finding, not the end of the run
             absent[name] = f"{type(failure).__name__}: {str(failure)[:200]}"
         if name in absent:
             functions.pop(name, None)
-    flops = 4 * cell.head_dim * _attended(cell, what, qkv)
+    products = 10 if differentiate else 4
+    flops = products * cell.head_dim * _attended(cell, what, qkv)
     times = interleaved(functions, rounds)
     return {
         "variant": cell.variant,
@@ -74,8 +79,9 @@ def _attended(cell: Cell, what: Any, qkv: tuple) -> float:
     return plan(what.ours, problem).attended
 
 
-def show(cells: list[dict[str, Any]], names: list[str], console: Console) -> None:
-    table = Table(title=f"forward, TFLOP/s, {torch.cuda.get_device_name()}", title_justify="left")
+def show(title: str, cells: list[dict[str, Any]], names: list[str], console: Console) -> None:
+    title = f"{title}, TFLOP/s, {torch.cuda.get_device_name()}"
+    table = Table(title=title, title_justify="left")
     for column in ("variant", "d", "length", *names, *(f"/ {n}" for n in names[1:])):
         table.add_column(column, justify="left" if column == "variant" else "right")
     for cell in cells:
@@ -138,24 +144,40 @@ def draw(cells: list[dict[str, Any]], names: list[str], path: Path) -> None:
 
 
 @click.command()
+@click.argument("which", metavar="PASS", type=click.Choice(["forward", "backward"]))
 @click.option("--variants", default=",".join(VARIANTS), help="Comma-separated.")
 @click.option("--dims", default="64,128", help="Head dims.")
 @click.option("--lengths", default="1024,4096,8192,16384,32768")
-@click.option("--contenders", default=",".join(CONTENDERS), help="Comma-separated, ours first.")
+@click.option("--contenders", help="Comma-separated, ours first: " + ", ".join(CONTENDERS))
 @click.option("--rounds", default=9)
-@click.option("--out", default="forward", help="Files OUT.json and OUT.png.")
-def main(variants: str, dims: str, lengths: str, contenders: str, rounds: int, out: str) -> None:
-    """Measure, print and save."""
-    names = contenders.split(",")
+@click.option("--out", help="Files OUT.json and OUT.png; by default the name of the pass.")
+def main(
+    which: str,
+    variants: str,
+    dims: str,
+    lengths: str,
+    contenders: str | None,
+    rounds: int,
+    out: str | None,
+) -> None:
+    """Measure, print and save; PASS is forward or backward."""
+    out = out or which
+    known = [n for n in CONTENDERS if which == "backward" or "deterministic" not in n]
+    names = contenders.split(",") if contenders else known
     done = []
     for variant in variants.split(","):
         for d in map(int, dims.split(",")):
             for seqlen in map(int, lengths.split(",")):
                 cell = Cell(variant, d, seqlen)
-                done.append(measure(cell, names, rounds))
-                print(cell, {n: round(r["tflops"]) for n, r in done[-1]["results"].items()})
-    show(done, names, Console(width=160))
+                done.append(measure(cell, names, rounds, which == "backward"))
+                print(
+                    cell,
+                    {n: round(r["tflops"]) for n, r in done[-1]["results"].items()},
+                    flush=True,
+                )
+    show(which, done, names, Console(width=160))
     about = {
+        "pass": which,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
