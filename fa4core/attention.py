@@ -148,7 +148,7 @@ def _options(
 
 
 def _check_flags(**flags: bool) -> None:
-    """Of calls that are found again, too: nothing of them is looked at but what they are found by."""
+    """Of calls that are found again, too: they are found by shapes and strides alone."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is {flag!r}; a bool is accepted")
