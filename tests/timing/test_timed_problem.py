@@ -117,7 +117,7 @@ def test_work_tiles_of_flash_attention_4_are_those_of_the_problem(made, seqlen, 
 def test_another_kernel_than_the_problems_is_refused():
     """For one work tile, FlashAttention-4's causal kernel is another than for many."""
     found = peer.fa4(CAUSAL, problem(8192), "sm100")
-    with pytest.raises(NotImplementedError, match="another kernel .* is_static_persistent=True"):
+    with pytest.raises(NotImplementedError, match=r"another kernel .* is_static_persistent=True"):
         found.run(found.rows, 2048, 1, 1)
 
 
