@@ -179,6 +179,12 @@ def _calling(variant: Variant, problem: Problem, target: Target) -> Callable[[],
     arguments = fa4_arguments(variant)
     interface = import_fa4()
     p = problem
+    unequal = len(set(zip(p.seqlens_q, p.seqlens_k, strict=True))) > 1
+    if unequal or p.starts_q is not None or p.starts_k is not None or p.page_size is not None:
+        raise NotImplementedError(
+            "FlashAttention-4 is compared on sequences of one length, neither packed nor in pages; "
+            "choose such a problem, or leave the peer out"
+        )
     shapes = (
         (p.batch, max(p.seqlens_q), p.heads_q, p.head_dim),
         (p.batch, max(p.seqlens_k), p.heads_kv, p.head_dim),
