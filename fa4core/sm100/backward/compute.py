@@ -29,11 +29,9 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
     s, p = ends.waits("s_full"), ends.posts("p_ready")
     dp, ds = ends.waits("dp_full"), ends.posts("ds_ready")
     rows, grads = ends.waits("rows_full"), ends.waits("grads_full")
-    copied, ds_free = (
-        ends.posts("ds_copied", optional=True),
-        ends.waits("ds_empty", optional=True),
-    )
-    place = ds_stage(work.ctas, work.cta, half)
+    copied = ends.posts("ds_copied", optional=True)
+    ds_free = ends.waits("ds_empty", optional=True)
+    place = ds_stage(work.pair, work.cta, half)
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -52,9 +50,10 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     ds_free.take()
                     work.differentiate(half, weights, scores, item, head, i, partial, stage, place)
                     ds.arrive()
-                    if const_expr(work.ctas > 1):  # noqa: SIM102 (when compiling)
-                        if half != work.cta:
-                            work.send(half, work.cta, barrier=copied.expect(work.copied_bytes, half))
+                    if const_expr(work.pair):  # noqa: SIM102 (when compiling)
+                        if half != work.cta:  # of the queries for which the peer forms dQ
+                            barrier = copied.expect(work.copied_bytes, half)
+                            work.send(half, work.cta, barrier=barrier)
         if item.blocks > 0:
             grads.take()
         item = plan.item(index)  # read anew, not kept in registers
@@ -82,7 +81,7 @@ class ComputeWork(Finish):
 
     def __init__(self, spec: Spec, thread, tmem, ds, stores, rows, mods, scale, copy, cta):
         super().__init__(spec, thread, tmem, ds, stores, scale)
-        self.rows, self.mods, self.copy, self.cta, self.ctas = rows, mods, copy, cta, spec.ctas
+        self.rows, self.mods, self.copy, self.cta, self.pair = rows, mods, copy, cta, spec.pair
         self.copied_bytes = copy.nbytes
         self.width = 16 if spec.derivative else 32
         self.firsts = range(0, HALF, self.width)
@@ -162,7 +161,7 @@ class ComputeWork(Finish):
 
     @touches(
         lambda half, cta, barrier: (
-            reads("ds", ds_stage(2, cta, half)), writes("ds", cta, peer=True)
+            reads("ds", ds_stage(True, cta, half)), writes("ds", cta, peer=True)
         ),
         unit="tma",
     )  # fmt: skip

@@ -85,7 +85,10 @@ def backward_kernel(
     meet_all(spec.ctas)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    begin, mods = Begin(spec, Memory, Plan, items, runs, cta), GradMods(spec, captured, grad_captured)
+    begin, mods = (
+        Begin(spec, Memory, Plan, items, runs, cta),
+        GradMods(spec, captured, grad_captured),
+    )
     half = copy_of(pipeline, "compute", warp)  # here: in the role it is not found to be uniform
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
@@ -162,7 +165,10 @@ def _computing(
 ) -> ComputeWork:  # fmt: skip
     spec = memory.spec
     tmem = {name: memory.columns(name) for name in spec.tmem}
-    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row, ds_stage(spec.ctas, cta, half))
+    staged, ds = (
+        memory.panels("ds", (WARP,), PART),
+        memory.row("ds", row, ds_stage(spec.pair, cta, half)),
+    )
     out = {name: Operand(*stores[name], staged) for name in stores}
     copy = memory.to_peer(cta, row)
     return ComputeWork(spec, row, tmem, ds, out, memory.numbers, mods, scale, copy, cta)

@@ -31,5 +31,5 @@ class Memory(memory.Memory):
         ds, nbytes = self.at("ds", cutlass.Uint8), WARP * HALF * 2
         warp = cute.arch.make_warp_uniform(thread // WARP) * nbytes
         stage = self.spec.smem["ds"].stride
-        of = ds + (ds_stage(2, cta, 1 - cta) * stage + warp)
+        of = ds + (ds_stage(True, cta, 1 - cta) * stage + warp)
         return ToPeer(of, ds + (cta * stage + warp), nbytes)

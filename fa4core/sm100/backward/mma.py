@@ -28,10 +28,8 @@ def mma(work: Any, plan: Any, ends: Ends):
     dp_of_do, dv_of_do = _last_readers(work, ends, "do")
     s, p = ends.posts("s_full"), ends.waits("p_ready")
     dp, ds = ends.posts("dp_full"), ends.waits("ds_ready")
-    exchanged, ds_free = (
-        ends.waits("ds_exchanged", optional=True),
-        ends.posts("ds_empty", optional=True),
-    )
+    exchanged = ends.waits("ds_exchanged", optional=True)
+    ds_free = ends.posts("ds_empty", optional=True)
     dq, dq_free = ends.posts("dq_full"), ends.waits("dq_empty")
     grads = ends.posts("grads_full")
     source = plan.source(ends)
@@ -156,7 +154,8 @@ class MmaWork(Fixed):
         issue(self.kinds["dp"], self.tmem["dp"], v.at(0), do.at(0), False)
 
     @touches(
-        lambda accumulate: (reads("p", 0), reads("p", 1), reads("do_columns"), writes("dv")), unit="mma"
+        lambda accumulate: (reads("p", 0), reads("p", 1), reads("do_columns"), writes("dv")),
+        unit="mma",
     )
     def grad_v(self, accumulate: Any) -> None:
         """dV (+)= P^T dO."""
@@ -182,7 +181,6 @@ class MmaWork(Fixed):
         """dQ = dS K."""
         ds, k = self.operands.dq
         issue(self.kinds["dq"], self.tmem["dq"], ds.at(0), k.at(0), False)
-
 
     def _halves(self, name: str) -> Place:
         """A 16-bit operand in tensor memory, each half of its queries where float32 values were."""

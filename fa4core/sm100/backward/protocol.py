@@ -15,8 +15,8 @@ from fa4core.pipeline.record import Program
 from fa4core.sm100.backward.compute import ComputeWork, compute
 from fa4core.sm100.backward.load import LoadWork, load
 from fa4core.sm100.backward.mma import MmaWork, mma
-from fa4core.sm100.backward.relay import RelayWork, relay
 from fa4core.sm100.backward.reduce import ReduceWork, reduce
+from fa4core.sm100.backward.relay import RelayWork, relay
 from fa4core.sm100.backward.spec import Spec
 
 ROLES: dict[str, tuple[Role, type]] = {
@@ -34,7 +34,6 @@ def programs(
     """The events of every role for these work tiles; `change` replaces role functions."""
     known = {
         "pair": spec.pair,
-        "ctas": spec.ctas,
         "dq_inside": spec.dq_inside,
         "stages": spec.added_stages,
         "groups": spec.dq_groups,
@@ -49,7 +48,7 @@ def programs(
 def check_backward(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Role] | None = None
 ) -> None:
-    """Check the protocol for one CTA, or a pair, that works through tiles of these many query blocks.
+    """Check the protocol for a CTA or a pair that works through tiles of these many query blocks.
 
     Raises:
         fa4core.pipeline.check.ProtocolError: With a counterexample.

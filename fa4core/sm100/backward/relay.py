@@ -1,6 +1,6 @@
 """The relay role: one warp that tells the MMA role when dS has come from the peer.
 
-A copy from CTA to CTA reports to a barrier where it arrives, and only the first CTA issues products.
+A copy from CTA to CTA reports to a barrier where it arrives; only the first CTA issues products.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def relay(work: Any, plan: Any, ends: Ends):
 
 
 class RelayWork(Fixed):
-    """
+    """Nothing but signals.
+
     Attributes:
         cta: Rank of the CTA in its pair.
     """

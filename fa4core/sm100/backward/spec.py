@@ -254,13 +254,14 @@ class Spec(InTensorMemory, BackwardSpec):
             Region("dp", HALF, inside="grads", **halves),
             Region("ds_t", HALF // 2, inside="grads", **halves),
             Region("dk", self.d),
-            Region("dq", self.dq_columns, inside=self.dq_inside, offset=HALF // 2 if between else 0),
+            Region(
+                "dq", self.dq_columns, inside=self.dq_inside, offset=HALF // 2 if between else 0
+            ),
         )
 
 
-def ds_stage(ctas: int, cta: Any, half: Any) -> Any:
-    """Where dS of half of the queries lies in shared memory: of a pair by the tile of keys in the
-    CTA whose half it is, which is to be copied there from the third stage."""
-    if ctas == 1:
-        return half
-    return cta + (half ^ cta) * (ctas - cta)
+def ds_stage(pair: bool, cta: Any, half: Any) -> Any:
+    """Where dS of half of the queries lies in shared memory. In a pair, stages are the tiles of
+    keys, of the queries for which the CTA forms dQ; from the third one the rest is copied to the
+    peer."""
+    return cta + (half ^ cta) * (2 - cta) if pair else half
