@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import torch
+from hopper_gpu import GPU, on_gpu
 
 from fa4core.emulator.session import emulator
 from fa4core.places import in_emulator, on_device
@@ -19,7 +20,6 @@ from fa4core.sm90.forward.launch import FORWARD
 from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
 
 FIXED = LayoutSpec()
-GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 DEVICE = torch.device("cuda" if GPU else "cpu")
 
 
@@ -39,10 +39,7 @@ def prepared(
 
 def _there(tensor: torch.Tensor) -> torch.Tensor:
     """On the device, with the strides it has."""
-    if not GPU:
-        return tensor
-    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE)
-    return moved.copy_(tensor)
+    return on_gpu(tensor) if GPU else tensor
 
 
 def execute(
