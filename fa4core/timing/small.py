@@ -57,8 +57,8 @@ class Small:
         few = max(visited(fewer))
         if few >= many:
             raise ValueError(
-                f"{fewer} and {most} blocks give work tiles of {few} and {many} blocks to visit; the "
-                "model needs two different numbers"
+                f"{fewer} and {most} blocks give work tiles of {few} and {many} blocks to visit; "
+                "the model needs two different numbers"
             )
         runs = [run(fewer, 1, ALL_SMS), run(most, 1, ALL_SMS)]
         graph = _graph(runs[1])
