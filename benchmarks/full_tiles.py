@@ -63,10 +63,10 @@ def modelled(name: str, d: int, target: str, seeds: int) -> Modelled:
 
 def partial_blocks(found: Modelled, variant: Variant, p: Problem, target: str, blocks: int) -> int:
     """Of a replayed work tile of `blocks` key blocks."""
-    small = small_problem(p, found.rows, blocks * found.keys, 1, found.packed)
+    small = small_problem(p, found.rows, blocks * found.block, 1, found.packed)
     (partial,) = (
         Plan(variant, small, planned(target))._map(
-            variant.graph.mask, found.rows, found.keys
+            variant.graph.mask, found.rows, found.block
         ).lengths(PARTIAL).tolist()
     )  # fmt: skip
     return partial
