@@ -17,7 +17,7 @@ from fa4core.backward.exact import NEIGHBOURS, POWERS
 from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec
 from fa4core.forward.mods import Column, Elements, in_order
-from fa4core.lowering.cute import Scope, as_float, place_in, select
+from fa4core.lowering.cute import Points, Scope, as_float, place_in, select
 from fa4core.lowering.words import per_element
 from primitives.expr import Node, algebra
 
@@ -102,10 +102,11 @@ class GradMods(Elements):
         if self.simple:
             return
         scope = self._row(item, head, key)
-        scope.hoist([self.by_score, *(n for where, _, by in self.elements for n in (*where, by))])
+        roots = [self.by_score, *(n for where, _, by in self.elements for n in (*where, by))]
+        points = Points(scope, first, scale, roots)
         sums = [cutlass.Float32(0.0) for _ in self.elements]
         for i, at, holds in self.each(scores, scope, first, partial, column):
-            element = self.element(scope, first + at, scores[i] * scale, i)
+            element = points.at(at, scores[i], self.unit(i))
             for n, (where, to, by) in enumerate(self.elements):
                 share = _counted(holds, grads[i] * as_float(element.value(by)))
                 if any(map(per_element, where)):

@@ -18,7 +18,8 @@ from cutlass import cute
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.work import Row
 from fa4core.lowering.approximate import QUICK, Unit
-from fa4core.lowering.cute import Scope, as_float, inside, select
+from fa4core.lowering.assume import assuming
+from fa4core.lowering.cute import Points, Scope, as_float, inside, select
 from fa4core.lowering.predicate import BITS, Predicate
 from fa4core.lowering.words import leaves, per_element
 from fa4core.pipeline.effects import Fixed
@@ -55,7 +56,7 @@ class Elements(Fixed):
         fraction: float,
         plain: bool,
     ):
-        self.live, self.score, self.captured = live, score, captured
+        self.live, self.score, self.captured = live, assuming(live, score), captured
         self.fraction, self.plain = fraction, plain
 
     def nothing_to_do(self, partial: bool) -> bool:
@@ -86,14 +87,11 @@ class Elements(Fixed):
             scale: Factor on q . k.
             column: Place of the i-th score behind `first`, ascending.
         """
-        if not self.plain:
-            scope.hoist([self.score])
+        elements = None if self.plain else Points(scope, first, scale, [self.score])
         for i, at, holds in self.each(scores, scope, first, partial, column):
             value = scores[i]
-            if not self.plain:
-                value = as_float(
-                    self.element(scope, first + at, value * scale, i).value(self.score)
-                )
+            if elements is not None:
+                value = as_float(elements.at(at, value, self.unit(i)).value(self.score))
             scores[i] = value if holds is None else select(holds, value, NEVER, "float")
 
     def each(
@@ -108,10 +106,9 @@ class Elements(Fixed):
                 live = Predicate(self.live, scope, first + start)
             yield i, at, live and live.at(at - start, scope.element(first + at))
 
-    def element(self, scope: Scope, k: Any, score: Any, i: int) -> Scope:
-        """The scope of a row's i-th element, with its scaled score."""
-        unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
-        return scope.element(k, score, unit)
+    def unit(self, i: int) -> Unit:
+        """Who computes transcendental functions of a row's i-th element."""
+        return "fma" if emulated(i, self.fraction) else "mufu"
 
 
 class Mods(Elements):
