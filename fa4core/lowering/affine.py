@@ -1,79 +1,75 @@
-"""Parts of a score mod that are straight lines in the score and in the key: two FMAs an element.
+"""Numbers that change evenly from key to key, like the bias of ALiBi.
 
-In integers first and converted then, a bias such as ALiBi's takes five instructions. A node that is
-`a * score + b * k + c`, with a, b and c the same for the whole row, is evaluated once, at the
-row's first key, and goes on from there. It knows the graph only; `cute` emits it.
+Such a number is start + distance * change, where start and change are the same for the elements of
+a row that a thread works on: one multiply-add, where converting each key to a float would take a
+unit with a sixteenth of that rate. It knows the graph only; `cute` emits it.
 """
 
 from __future__ import annotations
 
-import attrs
+import functools
 
 from fa4core.lowering.words import per_element
 from primitives.expr import Node, algebra
 
-ZERO, ONE, MINUS_ONE = (algebra.const(x) for x in (0.0, 1.0, -1.0))
 
-
-@attrs.frozen
-class Line:
-    """score * `factor` + k * `slope` + what `bias` is at k = 0.
-
-    Attributes:
-        factor, slope: The same for the whole row; the constant 0.0 if the line has no such part.
-        bias: The node without its part in the score; it still depends on k if the slope is not 0.
-    """
-
-    factor: Node
-    slope: Node
-    bias: Node
-
-    def __add__(self, other: Line) -> Line:
-        return Line(*map(algebra.add, attrs.astuple(self), attrs.astuple(other)))
-
-    def __mul__(self, factor: Node) -> Line:
-        return Line(*(_product(part, factor) for part in attrs.astuple(self)))
-
-
-def line(node: Node) -> Line | None:
-    """A float node as a line, if it is one."""
+@functools.lru_cache(maxsize=4096)
+def change(node: Node) -> Node | None:
+    """What a number grows by from key to key, the same for the whole row; None if it varies."""
     if not per_element(node):
-        return Line(ZERO, ZERO, node)
-    if node is algebra.var("score"):
-        return Line(ONE, ZERO, ZERO)
-    if node.op == "float":
-        slope = _slope(node.args[0])
-        return None if slope is None else Line(ZERO, algebra.const(float(slope)), node)
-    if node.op in ("add", "sub"):
-        first, second = map(line, node.args)
-        if first is None or second is None:
-            return None
-        return first + (second if node.op == "add" else second * MINUS_ONE)
+        return algebra.const(0 if node.kind == "int" else 0.0)
+    if node is algebra.var("k"):
+        return algebra.const(1)
+    if node.op == "linear":
+        return _sum([_times(c, change(a)) for a, c in zip(node.args, node.attr[0], strict=True)])
+    if node.op == "float" and node.args[0].kind == "int":
+        inner = change(node.args[0])
+        return None if inner is None else algebra.to_float(inner)
+    if node.kind != "float":
+        return None
+    if node.op == "add":
+        return _sum([change(a) for a in node.args])
+    if node.op == "sub":
+        return _sum([change(node.args[0]), _times(-1.0, change(node.args[1]))])
     if node.op == "neg":
-        return _scaled(node.args[0], MINUS_ONE)
-    if node.op == "div" and not per_element(node.args[1]):
-        return _scaled(node.args[0], algebra.div(1.0, node.args[1]))
+        return _times(-1.0, change(node.args[0]))
     if node.op == "mul":
-        constant, moving = sorted(node.args, key=per_element)
-        return None if per_element(constant) else _scaled(moving, constant)
+        return _of_product(node.args)
+    if node.op == "div" and not per_element(node.args[1]):
+        inner = change(node.args[0])
+        return None if inner is None else algebra.div(inner, node.args[1])
     return None
 
 
-def _scaled(node: Node, factor: Node) -> Line | None:
-    found = line(node)
-    return None if found is None else found * factor
-
-
-def _slope(node: Node) -> int | None:
-    """By how much an integer node grows with the key, if that is the same for all keys."""
-    if node is algebra.var("k"):
-        return 1
-    if node.op != "linear":
+def _sum(parts: list[Node | None]) -> Node | None:
+    if any(part is None for part in parts):
         return None
-    terms = dict(zip(node.args, node.attr[0], strict=True))
-    moving = [t for t in terms if per_element(t)]
-    return terms[moving[0]] if moving == [algebra.var("k")] else None
+    return functools.reduce(algebra.add, parts)  # type: ignore[arg-type]
 
 
-def _product(part: Node, factor: Node) -> Node:
-    return part if part is ZERO else algebra.mul(part, factor)
+def _times(factor: float, part: Node | None) -> Node | None:
+    return None if part is None else algebra.mul(part, factor)
+
+
+def _of_product(factors: tuple[Node, ...]) -> Node | None:
+    moving = [f for f in factors if per_element(f)]
+    inner = change(moving[0]) if len(moving) == 1 else None
+    if inner is None:
+        return None
+    return functools.reduce(algebra.mul, (f for f in factors if f is not moving[0]), inner)
+
+
+def change_of(node: Node) -> Node:
+    """The change of a number that is known to change evenly."""
+    found = change(node)
+    assert found is not None, node
+    return found
+
+
+def even(root: Node) -> list[Node]:
+    """The largest parts of a node that are such numbers."""
+    if not per_element(root) or root.op == "var":
+        return []
+    if root.kind == "float" and change(root) is not None:
+        return [root]
+    return list(dict.fromkeys(node for arg in root.args for node in even(arg)))

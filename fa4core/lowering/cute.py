@@ -8,7 +8,6 @@ correction roles use it.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute import math as device
 
-from fa4core.lowering.affine import ZERO, line
+from fa4core.lowering import affine
 from fa4core.lowering.approximate import QUICK, Unit
 from fa4core.lowering.words import per_element
 from primitives.expr import Capture, Node, algebra, walk
@@ -33,7 +32,8 @@ class Scope:
         captured: The tensor of each capture, in global memory.
         outer: The scope of the row that this element's scope belongs to.
         unit: Who computes transcendental functions, approximately; None: as exact as float32 is.
-        along: Gives the value of a float node that is a straight line (`affine`), else None.
+        start: The scope of an element of the row before this one, for numbers that change evenly.
+        distance: How many elements before.
     """
 
     def __init__(
@@ -42,21 +42,36 @@ class Scope:
         captured: Mapping[Capture, cute.Tensor],
         outer: Scope | None = None,
         unit: Unit | None = None,
-        along: Callable[[Node], Value] | None = None,
+        start: Scope | None = None,
+        distance: int = 0,
     ):
         self.variables, self.captured = variables, captured
-        self.outer, self.unit, self.along = outer, unit, along
+        self.outer, self.unit = outer, unit
+        self.start, self.distance = start, distance
         self.values: dict[Node, Value] = {}
 
     def element(self, k: Value) -> Scope:
-        """The scope of one element of this row, exactly and without a score."""
+        """The scope of one element of this row, for its mask."""
         return Scope({"k": k}, self.captured, self)
+
+    def behind(self, distance: int, score: Value, unit: Unit) -> Scope:
+        """The scope of an element `distance` behind this one, for its score mod."""
+        k = self.variables["k"] + distance
+        return Scope({"k": k, "score": score}, self.captured, self.outer, unit, self, distance)
 
     def hoist(self, roots: Sequence[Node]) -> None:
         """Emit what `roots` need once for a row, here: before code that branches."""
         for node in walk(*roots):
             if not per_element(node) and node.op != "const":
                 self.value(node)
+
+    def first(self, k: Value, roots: Sequence[Node]) -> Scope:
+        """The scope of the row's first element, with what others get from it emitted here."""
+        first = self.element(k)
+        for node in (node for root in roots for node in affine.even(root)):
+            first.value(node)
+            self.value(affine.change_of(node))
+        return first
 
     def value(self, node: Node) -> Value:
         """The value of a node."""
@@ -67,14 +82,15 @@ class Scope:
         return self.values[node]
 
     def _emit(self, node: Node) -> Value:
-        if self.along is not None and node.kind == "float":
-            value = self.along(node)
-            if value is not None:
-                return value
         if node.op == "const":
             return node.attr
         if node.op == "var":
             return self.variables[node.attr]
+        if self.start is not None and node.kind == "float":
+            by = affine.change(node)
+            if by is not None:
+                start, by = as_float(self.start.value(node)), self.value(by)
+                return start + by * float(self.distance) if self.distance else start
         if node.op == "gather":
             return _gather(self.captured[node.attr], node, self._args(node))
         if node.op == "linear":
@@ -91,54 +107,6 @@ class Scope:
 
     def _args(self, node: Node) -> list[Value]:
         return [self.value(a) for a in node.args]
-
-
-class Points:
-    """The elements of a row, from a key on: scopes for their score mod.
-
-    Straight lines are evaluated at the first key and followed from there.
-
-    Args:
-        row: The scope of the row.
-        first: The first key.
-        scale: Factor on raw scores.
-        roots: The functions; what they need once for a row is emitted here, before code that
-            branches.
-    """
-
-    def __init__(self, row: Scope, first: Value, scale: Value, roots: Sequence[Node]):
-        self.row, self.first, self.scale = row, first, scale
-        self.start = row.element(first)
-        self.lines = {n: line(n) for n in walk(*roots) if per_element(n) and n.kind == "float"}
-        self.factors: dict[Node, Value] = {}
-        row.hoist(roots)
-        for node in self.lines:
-            self.along(node, 0, as_float(0.0))
-
-    def at(self, place: int, score: Value, unit: Unit) -> Scope:
-        """The scope of the element `place` behind the first, with its raw score."""
-        variables = {"k": self.first + place}
-        along = functools.partial(self.along, place=place, score=score)
-        return Scope(variables, self.row.captured, self.row, unit, along)
-
-    def along(self, node: Node, place: int, score: Value) -> Value | None:
-        """The value of a node that is a line, else None."""
-        found, total = self.lines.get(node), None
-        if found is None:
-            return None
-        if found.bias is not ZERO:
-            total = as_float(self.start.value(found.bias))
-        if found.slope is not ZERO and place:
-            total = as_float(self.row.value(found.slope)) * float(place) + total
-        if found.factor is not ZERO:
-            part = score * self._scaled(found.factor)
-            total = part if total is None else part + total
-        return total
-
-    def _scaled(self, factor: Node) -> Value:
-        if factor not in self.factors:
-            self.factors[factor] = as_float(self.row.value(factor)) * self.scale
-        return self.factors[factor]
 
 
 # ------------------------------------------------------------------------------------ values
@@ -303,7 +271,7 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "div": _numeric(lambda a, b: a / b, lambda a, b: as_float(a) / as_float(b)),
     "floordiv": _numeric(lambda a, b: device.floor(a / b), _floor_div),
     "mod": _numeric(_float_modulo, _modulo),
-    "abs": _numeric(lambda a: cute.arch.fmax(a, -a), _int_abs),
+    "abs": _numeric(device.absf, _int_abs),
     "min": _fold(lambda a, b: _extremum(a, b, cute.arch.fmin, _least)),
     "max": _fold(lambda a, b: _extremum(a, b, cute.arch.fmax, _most)),
     "pow": _numeric(device.pow, device.pow),
