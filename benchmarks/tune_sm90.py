@@ -3,9 +3,9 @@
     python benchmarks/tune_sm90.py 128 "2,128 2,176 2,128,turns=0" --seqlens 4096,8192
 
 A shape is groups,keys and by name any fields of `Shape`, any of `Schedule` such as
-`source=one_tile`, `row_max=1` (with row maxima) and `fraction=0.25` (of the exponentials and the
-like, by polynomial). All candidates of a mask run interleaved, and FlashAttention-4 beside them if
-it is installed.
+`source=one_tile`, `row_max=1` (with row maxima), `dealt=0` (every n-th work tile to each CTA) and
+`fraction=0.25` (of the exponentials and the like, by polynomial). All candidates of a mask run
+interleaved, and FlashAttention-4 beside them if it is installed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import click
@@ -30,6 +31,8 @@ from timing import interleaved  # noqa: E402
 
 from fa4core import Variant  # noqa: E402
 from fa4core.dispatch import analysed  # noqa: E402
+from fa4core.forward import metadata  # noqa: E402
+from fa4core.forward.lists import every_nth  # noqa: E402
 from fa4core.places import on_device  # noqa: E402
 from fa4core.plan.plan import plan  # noqa: E402
 from fa4core.plan.problem import Problem  # noqa: E402
@@ -88,7 +91,11 @@ def call(text: str, name: str, head_dim: int, seqlen: int, tokens: int) -> tuple
     what = analysed(variant.program, Problem.from_tensors(q, k, v), None, head_dim**-0.5)
     place = on_device("sm90", torch.device("cuda"))
     skeleton = shaped(shape, row_max=bool(int(options.get("row_max", 0))))
-    return prepare(skeleton, what, q, k, v, place), (q, k, v)
+    deal = metadata.dealt
+    if options.get("dealt") == "0":
+        deal = lambda items, ctas: every_nth(len(items), ctas)  # noqa: E731
+    with mock.patch.object(metadata, "dealt", deal):
+        return prepare(skeleton, what, q, k, v, place), (q, k, v)
 
 
 def _compile(arguments: tuple) -> str:

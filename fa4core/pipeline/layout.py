@@ -43,12 +43,17 @@ def place(regions: tuple[Region, ...], limit: int, unit: str) -> dict[str, Place
             top = offset + stride * region.stages
             continue
         host = placed[region.inside]
-        if region.offset + region.size > host.region.size or region.stages != host.region.stages:
+        stages, last = host.region.stages, region.offset
+        if region.stride is not None:  # all stages lie in one of the host's
+            last += region.stride * (region.stages - 1)
+            stages *= region.stages
+        if last + region.size > host.region.size or region.stages != stages:
             raise DoesNotFit(
                 f"{region.name}: {region.stages} x {region.size} {unit} at {region.offset} inside "
                 f"{region.inside}, which has {host.region.stages} x {host.region.size}"
             )
-        placed[region.name] = Placed(region, host.offset + region.offset, host.stride)
+        stride = host.stride if region.stride is None else region.stride
+        placed[region.name] = Placed(region, host.offset + region.offset, stride)
     if top > limit:
         listed = ", ".join(f"{r.name} {r.stages} x {r.size}" for r in regions if not r.inside)
         raise DoesNotFit(f"{top} {unit} for {listed}; {limit} exist")

@@ -73,14 +73,15 @@ class Memory(Fixed):
         placed = self.spec.smem[name]
         return boxes(self.begin, placed, rows, columns, height, dtype or self.dtype)
 
-    def row(self, name: str, thread: Any, stage: Any = 0) -> Row:
-        """Row `thread` of a region whose stages are panels of 128 bytes, from `stage` on."""
+    def row(self, name: str, thread: Any, stage: Any = 0, nbytes: int = 128) -> Row:
+        """Row `thread` of a region whose stages are panels of 128 or 64 bytes, from `stage` on."""
         stride = self.spec.smem[name].stride
-        return Row(self.at(name, cutlass.Uint8).toint() + stage * stride, stride, thread)
+        begin = self.at(name, cutlass.Uint8).toint() + stage * stride
+        return Row(begin, stride, thread, nbytes)
 
 
 class Row(Fixed):
-    """A row of a panel of 128 bytes, which a thread writes 16 bytes at a time.
+    """A row of a panel of 128 or 64 bytes, which a thread writes 16 bytes at a time.
 
     One address serves all pieces: which of them lies where is an exclusive or with the row's
     number (the swizzle), and the address has these bits of both.
@@ -90,8 +91,9 @@ class Row(Fixed):
         stride: Bytes from stage to stage.
     """
 
-    def __init__(self, begin: Any, stride: int, row: Any):
-        self.address, self.stride = begin + row * 128 + row % 8 * 16, stride
+    def __init__(self, begin: Any, stride: int, row: Any, nbytes: int):
+        swizzle = row * nbytes // 128 % (nbytes // 16) * 16
+        self.address, self.stride = begin + row * nbytes + swizzle, stride
 
     def write(self, values: cute.Tensor, stage: Any = 0, first: int = 0, zero: Any = 0) -> None:
         """Values of the thread's registers, from piece `first` on.

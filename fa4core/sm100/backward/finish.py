@@ -27,7 +27,7 @@ class Finish(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         tmem: Address of each region of tensor memory, by name and stage.
-        ds: The row in shared memory, in the warpgroup's half.
+        ds: The row in shared memory, at the warpgroup's stage.
         stores: By "dk" and "dv": of (rows, d, heads_kv, batch, shift).
         scale: Run-time factor on q . k.
     """
@@ -37,8 +37,8 @@ class Finish(Fixed):
         self.stores, self.scale = stores, scale
         self.dtype, self.results = DTYPES[spec.dtype], spec.results
 
-    @touches(lambda half, result, item: (reads(result.name), writes("ds", half)))
-    def stage(self, half: Any, result: Result, item: Any) -> None:
+    @touches(lambda stage, result, item: (reads(result.name), writes("ds", stage)))
+    def stage(self, stage: Any, result: Result, item: Any) -> None:
         """Part of a key's row, to shared memory."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
         for first in range(0, result.columns, PIECE):
@@ -51,8 +51,8 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda half, result, item: (writes("ds", half),))
-    def stage_zeros(self, half: Any, result: Result, item: Any) -> None:
+    @touches(lambda stage, result, item: (writes("ds", stage),))
+    def stage_zeros(self, stage: Any, result: Result, item: Any) -> None:
         """Of a key that no query attends to."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
         values.fill(0.0)
@@ -60,13 +60,13 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda half, result, item: (reads("ds", half),), unit="store")
-    def store(self, half: Any, result: Result, item: Any) -> None:
+    @touches(lambda stage, result, item: (reads("ds", stage),), unit="store")
+    def store(self, stage: Any, result: Result, item: Any) -> None:
         """The warp's rows of a part, begun."""
         warp = cute.arch.make_warp_uniform(self.thread // WARP)
         operand, key = self.stores[result.name], item.tile * TILE + warp * WARP
         there, row = operand.rows_of(item.b_k, item.h_kv, item.start_k, item.seqlen_k, key)
-        operand.store(there, (row, result.first), (WARP, PART), (warp, half))
+        operand.store(there, (row, result.first), (WARP, PART), (warp, stage))
         cute.arch.cp_async_bulk_commit_group()
 
     @drains("store")

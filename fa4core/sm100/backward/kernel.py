@@ -17,13 +17,14 @@ from fa4core.backward.work import Plan
 from fa4core.forward.tma import Operand, copies
 from fa4core.forward.views import batched, keys
 from fa4core.pipeline.declare import WARP
-from fa4core.pipeline.device import copy_of, in_role, thread_of
+from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
 from fa4core.sm100.backward.compute import ComputeWork, compute
 from fa4core.sm100.backward.load import LoadWork, load
 from fa4core.sm100.backward.memory import Memory
 from fa4core.sm100.backward.mma import MmaWork, Operands, mma
 from fa4core.sm100.backward.reduce import ReduceWork, reduce
-from fa4core.sm100.backward.spec import ADDED, PART, TILE, Spec
+from fa4core.sm100.backward.relay import RelayWork, relay
+from fa4core.sm100.backward.spec import PART, TILE, Spec, ds_stage
 from fa4core.sm100.begin import Begin, meet_all
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.product import MN_MAJOR, Product, group
@@ -33,15 +34,25 @@ Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 
 def products(spec: Spec) -> dict[str, Product]:
     """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), dQ = dS K (queries)."""
-    dtype, rows = DTYPES[spec.dtype], (TILE, TILE)
+    dtype, ctas, keys = DTYPES[spec.dtype], spec.ctas, TILE * spec.ctas
     transposed: dict[str, Any] = {"b_major": MN_MAJOR, "a_in_tensor_memory": True}
     return {
-        "s": Product(dtype, (*rows, spec.d)),
-        "dp": Product(dtype, (*rows, spec.d_v)),
-        "dv": Product(dtype, (TILE, spec.d_v, TILE), **transposed),
-        "dk": Product(dtype, (TILE, spec.d, TILE), **transposed),
-        "dq": Product(dtype, (TILE, spec.d, TILE), a_major=MN_MAJOR, b_major=MN_MAJOR),
+        "s": Product(dtype, (keys, TILE, spec.d), ctas),
+        "dp": Product(dtype, (keys, TILE, spec.d_v), ctas),
+        "dv": Product(dtype, (keys, spec.d_v, TILE), ctas, **transposed),
+        "dk": Product(dtype, (keys, spec.d, TILE), ctas, **transposed),
+        "dq": Product(dtype, (TILE, spec.d, keys), ctas, a_major=MN_MAJOR, b_major=MN_MAJOR),
     }
+
+
+def operands(spec: Spec) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the operands that are loaded, by region."""
+    d, d_v = spec.d, spec.d_v
+    either = {"k": (TILE, d), "q": (spec.rows, d), "v": (TILE, d_v), "do": (spec.rows, d_v)}
+    if not spec.pair:
+        return either
+    columns = {"k": (2 * TILE, d // 2), "q": (TILE, d // 2), "do": (TILE, d_v // 2)}
+    return either | {f"{name}_columns": shape for name, shape in columns.items()}
 
 
 @cute.kernel
@@ -62,6 +73,7 @@ def backward_kernel(
     pipeline = spec.pipeline
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if spec.pair else 0
 
     allocator = pipeline.role("mma").first
     prologue = Memory(spec)
@@ -69,34 +81,42 @@ def backward_kernel(
         prologue.barriers.initialise()
     cute.arch.mbarrier_init_fence()
     if warp == allocator:
-        cute.arch.alloc_tmem(spec.tmem_columns, prologue.address)
+        cute.arch.alloc_tmem(spec.tmem_columns, prologue.address, spec.pair)
     meet_all(spec.ctas)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    begin, mods = Begin(spec, Memory, Plan, items, runs, 0), GradMods(spec, captured, grad_captured)
+    begin, mods = (
+        Begin(spec, Memory, Plan, items, runs, cta),
+        GradMods(spec, captured, grad_captured),
+    )
     half = copy_of(pipeline, "compute", warp)  # here: in the role it is not found to be uniform
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
-        load(*begin("load", lambda memory: _loading(memory, loads, lse, delta)))
+        load(*begin("load", lambda memory: _loading(memory, loads, lse, delta, cta)))
+    if cutlass.const_expr(spec.pair):  # noqa: SIM102 (decided when compiling; the other is not)
+        if in_role(pipeline, "relay", warp):
+            cute.arch.setmaxregister_decrease(registers["relay"])
+            relay(*begin("relay", lambda memory: RelayWork(cta)))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
     if in_role(pipeline, "mma", warp):
         cute.arch.setmaxregister_decrease(registers["mma"])
-        mma(*begin("mma", _issuing))
+        if cta == LEADER:
+            mma(*begin("mma", _issuing))
     if in_role(pipeline, "reduce", warp):
         _set_registers(registers["reduce"])
         row = thread_of(pipeline, "reduce", thread)
-        reduce(*begin("reduce", lambda memory: _adding(memory, row, sums, turns)))
+        reduce(*begin("reduce", lambda memory: _adding(memory, row, cta, sums, turns)))
     if in_role(pipeline, "compute", warp):
         cute.arch.setmaxregister_increase(registers["compute"])
         row = thread_of(pipeline, "compute", thread)
-        given = half, stores, mods, scale
+        given = half, cta, stores, mods, scale
         compute(*begin("compute", lambda memory: _computing(memory, row, *given)), half)
 
     meet_all(spec.ctas)
     if warp == allocator:
-        cute.arch.relinquish_tmem_alloc_permit()
-        cute.arch.dealloc_tmem(Memory(spec).tmem, spec.tmem_columns)
+        cute.arch.relinquish_tmem_alloc_permit(spec.pair)
+        cute.arch.dealloc_tmem(Memory(spec).tmem, spec.tmem_columns, spec.pair)
 
 
 def _set_registers(count: int) -> None:
@@ -108,12 +128,13 @@ def _set_registers(count: int) -> None:
 
 
 def _loading(
-    memory: Memory, loads: dict[str, Copy], lse: cute.Tensor, delta: cute.Tensor
+    memory: Memory, loads: dict[str, Copy], lse: cute.Tensor, delta: cute.Tensor, cta: Any
 ) -> LoadWork:
-    spec = memory.spec
-    columns = {"k": spec.d, "q": spec.d, "v": spec.d_v, "do": spec.d_v}
-    operands = {x: Operand(*loads[x], memory.panels(x, (TILE,), columns[x])) for x in columns}
-    return LoadWork(spec, operands, lse, delta, memory.numbers)
+    found = {
+        name: Operand(*loads[name], memory.panels(name, (rows,), columns, rows))
+        for name, (rows, columns) in operands(memory.spec).items()
+    }
+    return LoadWork(memory.spec, found, lse, delta, memory.numbers, cta)
 
 
 def _issuing(memory: Memory) -> MmaWork:
@@ -122,28 +143,35 @@ def _issuing(memory: Memory) -> MmaWork:
     operands = Operands(
         (s.a(memory, "k"), s.b(memory, "q")),
         (dp.a(memory, "v"), dp.b(memory, "do")),
-        dv.b(memory, "do"),
-        dk.b(memory, "q"),
-        (dq.a(memory, "ds", stages=1), dq.b(memory, "k")),
+        dv.b(memory, "do_columns"),
+        dk.b(memory, "q_columns"),
+        (dq.a(memory, "ds", stages=1), dq.b(memory, "k_columns")),
     )
     tmem = {name: memory.columns(name)(0).toint() for name in memory.spec.tmem}
     instructions = {name: kind.instruction for name, kind in kinds.items()}
     return MmaWork(memory.spec, instructions, operands, tmem)
 
 
-def _adding(memory: Memory, row: Any, sums: Copy, turns: cute.Tensor) -> ReduceWork:
-    staged = memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32)
-    dq, row_of_it = memory.columns("dq")(0), memory.row("added", row)
-    return ReduceWork(memory.spec, row, dq, row_of_it, Operand(*sums, staged), turns)
+def _adding(memory: Memory, row: Any, cta: Any, sums: Copy, turns: cute.Tensor) -> ReduceWork:
+    columns = memory.spec.added
+    staged = memory.panels("added", (WARP,), columns, dtype=cutlass.Float32)
+    dq, row_of_it = memory.columns("dq")(0), memory.row("added", row, nbytes=columns * 4)
+    return ReduceWork(memory.spec, row, cta, dq, row_of_it, Operand(*sums, staged), turns)
 
 
 def _computing(
-    memory: Memory, row: Any, half: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
-) -> ComputeWork:
-    tmem = {name: memory.columns(name) for name in memory.spec.tmem}
-    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row, half)
+    memory: Memory, row: Any, half: Any, cta: Any, stores: dict[str, Copy], mods: GradMods,
+    scale: Any,
+) -> ComputeWork:  # fmt: skip
+    spec = memory.spec
+    tmem = {name: memory.columns(name) for name in spec.tmem}
+    staged, ds = (
+        memory.panels("ds", (WARP,), PART),
+        memory.row("ds", row, ds_stage(spec.pair, cta, half)),
+    )
     out = {name: Operand(*stores[name], staged) for name in stores}
-    return ComputeWork(memory.spec, row, tmem, ds, out, memory.numbers, mods, scale)
+    copy = memory.to_peer(cta, row)
+    return ComputeWork(spec, row, tmem, ds, out, memory.numbers, mods, scale, copy, cta)
 
 
 @cute.jit
@@ -175,18 +203,17 @@ def backward(
         batched(tensor, 4) for tensor in (q, k, v, grad_out, grad_k, grad_v)
     )
 
+    given = {"k": keys(k), "v": keys(v), "q": keys(q), "do": keys(grad_out)}
     loads = {
-        "k": copies(load, keys(k), (TILE,), spec.d, TILE),
-        "v": copies(load, keys(v), (TILE,), spec.d_v, TILE),
-        "q": copies(load, keys(q), (TILE,), spec.d, TILE),
-        "do": copies(load, keys(grad_out), (TILE,), spec.d_v, TILE),
+        name: copies(load, given[name.removesuffix("_columns")], (rows,), columns, rows)
+        for name, (rows, columns) in operands(spec).items()
     }
     stores = {
         "dk": copies(store, keys(grad_k), (WARP,), PART, TILE),
         "dv": copies(store, keys(grad_v), (WARP,), PART, TILE),
     }
     of_q = cute.make_tensor(grad_q.iterator, cute.select(grad_q.layout, [1, 2, 0]))
-    sums = copies(add, of_q, (WARP,), ADDED, TILE)
+    sums = copies(add, of_q, (WARP,), spec.added, TILE)
     lse, delta, turns = (
         cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0])) for x in (lse, delta, turns)
     )

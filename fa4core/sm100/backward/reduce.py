@@ -1,8 +1,9 @@
 """The reduce role: four warps that add dQ of every block to the accumulator in global memory.
 
-A thread has a query. A warp stages its 32 rows and adds them by TMA, a few columns at a time,
-without waiting for other warps. In deterministic mode it waits for its turn: the counter of a query
-tile counts the warps that have added to it.
+A thread has a query; in a pair, whose CTAs have half of the queries each, half of its columns. A
+warp stages its 32 rows and adds them by TMA, a few columns at a time, without waiting for other
+warps. In deterministic mode it waits for its turn: the counter of a query tile counts the warps, of
+both CTAs, that have added to it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from fa4core.pipeline.declare import WARP
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100 import tmem
-from fa4core.sm100.backward.spec import ADDED, ADDED_STAGES, TILE, Spec
-
-WARPS = TILE // WARP
+from fa4core.sm100.backward.spec import TILE, Spec
 
 
 @cute.jit
@@ -43,8 +42,8 @@ def reduce(work: Any, plan: Any, ends: Ends):
                         work.wait_for_turn(item, head, i, plan.turn(run, i))
                     for part in group:
                         work.settle(work.ahead[part])
-                        work.stage(part, values)
-                        work.add(item, head, i, part)
+                        work.stage(part, part % work.stages, values)
+                        work.add(item, head, i, part, part % work.stages)
                 if const_expr(work.deterministic):
                     work.finish(0)
                     work.give_turn(item, head, i)
@@ -57,6 +56,7 @@ class ReduceWork(Fixed):
 
     Attributes:
         thread: 0..127 within the warpgroup.
+        cta: Rank of the CTA in its pair.
         dq: Address in tensor memory.
         staged: The row in shared memory.
         sums: Of (rows, d, heads_q) in global memory, padded.
@@ -65,20 +65,22 @@ class ReduceWork(Fixed):
         ahead: See `Spec.parts_ahead`.
     """
 
-    def __init__(self, spec: Spec, thread, dq, staged, sums: Operand, turns):
-        self.spec, self.thread, self.dq = spec, thread, dq
+    def __init__(self, spec: Spec, thread, cta, dq, staged, sums: Operand, turns):
+        self.spec, self.thread, self.cta, self.dq = spec, thread, cta, dq
         self.staged, self.sums, self.turns = staged, sums, turns
         self.groups, self.ahead = spec.dq_groups, spec.parts_ahead
-        self.deterministic = spec.deterministic
+        self.deterministic, self.warps = spec.deterministic, TILE // WARP * spec.ctas
+        self.stages = spec.added_stages
 
-    @touches(lambda group: (reads("dq", 0), reads("dq", 1)))
+    @touches(lambda group: (reads("dq"),))
     def load(self, group: tuple[int, ...]) -> cute.Tensor:
         """Columns of the thread's row, into registers."""
-        values = cute.make_rmem_tensor(cute.make_layout(len(group) * ADDED), cutlass.Float32)
+        most = self.spec.added
+        values = cute.make_rmem_tensor(cute.make_layout(len(group) * most), cutlass.Float32)
         for n, part in enumerate(group):
-            width = min(ADDED, self.spec.d - part * ADDED)
-            place = tmem.columns(self.dq + part * ADDED, width)
-            to = cute.make_tensor(values.iterator + n * ADDED, cute.make_layout(width))
+            width = self._width(part)
+            place = tmem.columns(self.dq + part * most, width)
+            to = cute.make_tensor(values.iterator + n * most, cute.make_layout(width))
             tmem.load(place, to, self.thread)
         cute.arch.fence_view_async_tmem_load()
         return values
@@ -95,33 +97,38 @@ class ReduceWork(Fixed):
         cute.arch.cp_async_bulk_wait_group(left)
         cute.arch.sync_warp()
 
-    @touches(lambda part, values: (writes("added", part % ADDED_STAGES),))
-    def stage(self, part: int, values: cute.Tensor) -> None:
+    @touches(lambda part, stage, values: (writes("added", stage),))
+    def stage(self, part: int, stage: int, values: cute.Tensor) -> None:
         """A part of the thread's row, to shared memory."""
-        held, width = part % len(self.groups[0]) * ADDED, min(ADDED, self.spec.d - part * ADDED)
+        held, width = part % len(self.groups[0]) * self.spec.added, self._width(part)
         of = cute.make_tensor(values.iterator + held, cute.make_layout(width))
-        self.staged.write(of, part % ADDED_STAGES)
+        self.staged.write(of, stage)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
 
-    @touches(lambda item, head, i, part: (reads("added", part % ADDED_STAGES),), unit="store")
-    def add(self, item: Any, head: Any, i: Any, part: int) -> None:
+    @touches(lambda item, head, i, part, stage: (reads("added", stage),), unit="store")
+    def add(self, item: Any, head: Any, i: Any, part: int, stage: int) -> None:
         """The warp's rows of a part, begun."""
-        warp = cute.arch.make_warp_uniform(self.thread // WARP)
-        first = item.rows_q + i * TILE + warp * WARP
+        warp, warps = cute.arch.make_warp_uniform(self.thread // WARP), self.spec.rows // WARP
+        row = self.cta * self.spec.rows + warp % warps * WARP
+        column = warp // warps * self.spec.dq_columns + part * self.spec.added
         there = self.sums.view[None, None, head]
-        place = warp, part % ADDED_STAGES
-        self.sums.store(there, (first, part * ADDED), (WARP, ADDED), place)
+        first = item.rows_q + i * TILE + row, column
+        self.sums.store(there, first, (WARP, self.spec.added), (warp, stage))
         cute.arch.cp_async_bulk_commit_group()
 
     def wait_for_turn(self, item: Any, head: Any, i: Any, turn: Any) -> None:
         """Until all others that come before have added their share, in deterministic mode."""
         if self.deterministic:
-            _wait(self._turns(item, head, i), turn * WARPS)
+            _wait(self._turns(item, head, i), turn * self.warps)
 
     def give_turn(self, item: Any, head: Any, i: Any) -> None:
         """Count this warp, whose share has been added."""
         _count(self._turns(item, head, i))
+
+    def _width(self, part: int) -> int:
+        """Columns of a part."""
+        return min(self.spec.added, self.spec.dq_columns - part * self.spec.added)
 
     def _turns(self, item: Any, head: Any, i: Any) -> cute.Pointer:
         counters = cute.domain_offset((item.rows_q // TILE + i,), self.turns[None, head])
