@@ -103,6 +103,7 @@ class Target:
         backward_tile: Likewise.
         work_queue: Whether running CTAs can take over those that have not started (cluster launch
             control).
+        deals: Whether the forward's static lists are dealt by time (`fa4core.forward.lists`).
     """
 
     name: str
@@ -117,6 +118,7 @@ class Target:
     forward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     backward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     work_queue: bool = False
+    deals: bool = False
 
     def exp(self, head_dim: int) -> Exp:
         """How a forward pass computes exponentials unless the variant says.
@@ -275,6 +277,7 @@ SM90 = Target(
     backward_cost={1: Cost(efficiency=0.60, tile_cycles=11_500, setup_cycles=1500)},
     forward_tile=_sm90_forward,
     backward_tile=_sm90_backward,
+    deals=True,
 )
 CPU = Target(
     name="cpu",
