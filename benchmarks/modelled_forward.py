@@ -2,7 +2,7 @@
 
     python benchmarks/modelled_forward.py
     python benchmarks/modelled_forward.py --kernels "ours,ours 1,ours 2" --lengths 8192
-    python benchmarks/modelled_forward.py --variants causal --dims 64 --kernels ours,fa4 --out t.json
+    python benchmarks/modelled_forward.py --variants causal --dims 64 --out t.json
 
 FlashAttention-4's protocol (bf16, 32k tokens, hidden size 2048). "ours" has the CTAs that the call
 gets, "ours 1" and "ours 2" one and two for a work tile. Every figure is a mean over seeds with its
