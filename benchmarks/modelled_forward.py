@@ -18,53 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measured_cells import TOKENS, Cell, meaning  # noqa: E402
+from measured_cells import Cell  # noqa: E402
+from models import Models  # noqa: E402
 
-from fa4core.plan.problem import Problem  # noqa: E402
-from fa4core.timing import peer, subject  # noqa: E402
-from fa4core.timing.problem import Modelled, model  # noqa: E402
-from fa4core.timing.small import Small  # noqa: E402
-from fa4core.timing.subject import Subject  # noqa: E402
-
-LONG = 2048  # from this length on, the replayed tiles are the same
-
-
-def problem(cell: Cell) -> Problem:
-    batch = TOKENS // cell.seqlen
-    lengths = (cell.seqlen,) * batch
-    return Problem(
-        batch=batch, heads_q=cell.heads, heads_kv=cell.heads, head_dim=cell.head_dim,
-        head_dim_v=cell.head_dim, seqlens_q=lengths, seqlens_k=lengths, dtype=torch.bfloat16,
-    )  # fmt: skip
-
-
-def made(kernel: str, cell: Cell, target: str) -> Subject:
-    what = meaning(cell).ours, problem(cell), target
-    if kernel == "fa4":
-        return peer.fa4(*what)
-    return subject.ours(*what, int(kernel[-1]) if kernel[-1].isdigit() else None)
-
-
-class Models:
-    """Makes models; what kernels execute is found out once for all lengths where it is the same."""
-
-    def __init__(self, target: str, seeds: int):
-        self.target, self.seeds = target, seeds
-        self._small: dict[tuple, Small] = {}
-
-    def of(self, kernel: str, cell: Cell) -> Modelled:
-        what = meaning(cell).ours, problem(cell), self.target
-        found = made(kernel, cell, self.target)
-        tile = found.rows, found.ctas, found.several, found.schedule.source
-        key = kernel, cell.variant, cell.head_dim, min(cell.seqlen, LONG), tile
-        if key not in self._small:
-            self._small[key] = Small.of(found, *what)
-        return model(found, *what, seeds=self.seeds, small=self._small[key])
+from fa4core.timing.problem import Modelled  # noqa: E402
 
 
 def row(cell: Cell, found: dict[str, Modelled]) -> str:
