@@ -1,7 +1,7 @@
 """How long a schedule takes: list scheduling of work tiles over the SMs, simulated.
 
 Every figure from here is modelled, not measured: a work tile costs its blocks' bound (roofline)
-divided by the pipeline's efficiency, plus a fixed part (target.py says where both come from), and
+divided by the pipeline's efficiency, plus a fixed part (costs.py says where both come from), and
 tiles run on SMs one after another. What the model leaves out: the L2 cache (so `l2_sections`
 changes the order here, not the cost of a tile), contention, and the clock under power limits.
 Reading inputs and writing outputs once through global memory is a lower limit on the time.
@@ -20,7 +20,8 @@ from typing import get_args
 import attrs
 import numpy as np
 
-from fa4core.plan.target import Cost, Rates
+from fa4core.plan.costs import Cost
+from fa4core.plan.target import Rates
 from primitives.schedule import Order, Schedule, Source
 
 

@@ -207,8 +207,7 @@ class Plan:
     def _cost(self, backward: bool) -> makespan.Cost:
         if backward:
             return self.target.backward_cost[self.backward_tile.ctas]
-        assert self.target.forward_cost is not None
-        return self.target.forward_cost
+        return self.target.cost(max(self.problem.head_dim, self.problem.head_dim_v))
 
     def _mod_work(self, backward: bool) -> Work:
         score = self.variant.graph.score

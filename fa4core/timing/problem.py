@@ -10,7 +10,7 @@ into one phase.
 from __future__ import annotations
 
 import statistics
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import attrs
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from fa4core.plan import makespan
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
+from fa4core.plan.target import Rates
 from fa4core.plan.target import target as planned
 from fa4core.timing.parameters import Parameters, clock_of
 from fa4core.timing.replay import Program, Replayed, replay
@@ -207,7 +208,7 @@ def model(
     parameters = parameters or Parameters.of(rates)
     small = small or Small.of(subject, variant, problem, target)
     few, many, two = (
-        tuple(replay(p, rates, parameters, seed) for seed in range(seeds)) if p else ()
+        tuple(_replayed(p, rates, parameters, seed) for seed in range(seeds)) if p else ()
         for p in small.programs
     )
     plan, schedule = Plan(variant, problem, hardware), subject.schedule
@@ -236,6 +237,12 @@ def model(
         moving=moved / (rates.hbm_tbps * 1e12),
         around=around / (rates.hbm_tbps * 1e12),
     )
+
+
+@lru_cache(maxsize=128)
+def _replayed(program: Program, rates: Rates, parameters: Parameters, seed: int) -> Replayed:
+    """Kept, for problems that differ in length often execute the same."""
+    return replay(program, rates, parameters, seed)
 
 
 def _bytes(p: Problem, schedule: Schedule) -> tuple[float, float, np.ndarray]:
