@@ -170,7 +170,7 @@ def _computing(
         memory.row("ds", row, ds_stage(spec.pair, cta, half)),
     )
     out = {name: Operand(*stores[name], staged) for name in stores}
-    copy = memory.to_peer(cta, row)
+    copy = memory.to_peer(row)
     return ComputeWork(spec, row, tmem, ds, out, memory.numbers, mods, scale, copy, cta)
 
 
