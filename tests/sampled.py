@@ -9,10 +9,12 @@ import pytest
 
 
 def one_of(every: int, cases: Iterable[Any]) -> list[Any]:
-    """Parameters of which the first, and every so many, run by default."""
-    return [case if i % every == 0 else _in_sweep(case) for i, case in enumerate(cases)]
-
-
-def _in_sweep(case: Any) -> Any:
-    values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=pytest.mark.sweep)
+    """Parameters, tuples of them if there are several, of which the first, and every so many, run
+    by default."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[pytest.mark.sweep] if i % every else [],
+        )
+        for i, case in enumerate(cases)
+    ]

@@ -47,7 +47,7 @@ def test_head_dim_128() -> None:
     execute("Variant(mask=mask.causal())", Shape((200,), (70,), 1, 1, 128, 128))
 
 
-@pytest.mark.parametrize("dims", one_of(2, HEAD_DIMS), ids=str)
+@pytest.mark.parametrize("dims", one_of(2, [(dims,) for dims in HEAD_DIMS]), ids=str)
 def test_head_dims(dims: tuple[int, int]) -> None:
     execute("Variant(mask=mask.causal())", Shape((150,), (200,), 2, 1, *dims), dtype="float16")
 
