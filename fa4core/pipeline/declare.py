@@ -116,7 +116,8 @@ class Region:
         name: Of the region.
         size: Bytes, or columns of 128 lanes x 32 bits, of one stage.
         stages: How many of them.
-        inside: A region that this one lies in, at `offset` of each stage: they alias on purpose.
+        inside: A region that this one lies in, at `offset` of each stage: they alias on purpose. If
+            that one has a single stage, all stages of this one lie in it.
         offset: See `inside`.
         align: Of each stage, in the unit of `size`.
     """

@@ -43,12 +43,17 @@ def place(regions: tuple[Region, ...], limit: int, unit: str) -> dict[str, Place
             top = offset + stride * region.stages
             continue
         host = placed[region.inside]
-        if region.offset + region.size > host.region.size or region.stages != host.region.stages:
+        apart = host.region.stages == 1 < region.stages  # all of them in the host's only stage
+        stride = -(-region.size // region.align) * region.align if apart else host.stride
+        last = region.offset + (stride * (region.stages - 1) if apart else 0)
+        if last + region.size > host.region.size or not (
+            apart or region.stages == host.region.stages
+        ):
             raise DoesNotFit(
                 f"{region.name}: {region.stages} x {region.size} {unit} at {region.offset} inside "
                 f"{region.inside}, which has {host.region.stages} x {host.region.size}"
             )
-        placed[region.name] = Placed(region, host.offset + region.offset, host.stride)
+        placed[region.name] = Placed(region, host.offset + region.offset, stride)
     if top > limit:
         listed = ", ".join(f"{r.name} {r.stages} x {r.size}" for r in regions if not r.inside)
         raise DoesNotFit(f"{top} {unit} for {listed}; {limit} exist")

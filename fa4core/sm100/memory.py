@@ -73,10 +73,19 @@ class Memory(Fixed):
         placed = self.spec.smem[name]
         return boxes(self.begin, placed, rows, columns, height, dtype or self.dtype)
 
-    def row(self, name: str, thread: Any, stage: Any = 0) -> Row:
-        """Row `thread` of a region whose stages are panels of 128 bytes, from `stage` on."""
+    def row(self, name: str, thread: Any, stage: Any = 0, piece: Any = 0) -> Row:
+        """Row `thread` of a region whose stages are panels of 128 bytes, from `stage` on.
+
+        Args:
+            piece: Of 16 bytes, where it begins; what is written must lie in as many as divide it.
+        """
         stride = self.spec.smem[name].stride
-        return Row(self.at(name, cutlass.Uint8).toint() + stage * stride, stride, thread)
+        return Row(self.at(name, cutlass.Uint8).toint() + stage * stride, stride, thread, piece)
+
+    def column(self, name: str, warp: Any, lane: Any) -> Column:
+        """Column `lane` of the 32 rows of a warp in a region like that, of float32."""
+        stride = self.spec.smem[name].stride
+        return Column(self.at(name, cutlass.Uint8).toint() + warp * (32 * 128), stride, lane)
 
 
 class Row(Fixed):
@@ -90,8 +99,8 @@ class Row(Fixed):
         stride: Bytes from stage to stage.
     """
 
-    def __init__(self, begin: Any, stride: int, row: Any):
-        self.address, self.stride = begin + row * 128 + row % 8 * 16, stride
+    def __init__(self, begin: Any, stride: int, row: Any, piece: Any = 0):
+        self.address, self.stride = begin + row * 128 + (row % 8 ^ piece) * 16, stride
 
     def write(self, values: cute.Tensor, stage: Any = 0, first: int = 0, zero: Any = 0) -> None:
         """Values of the thread's registers, from piece `first` on.
@@ -106,3 +115,23 @@ class Row(Fixed):
             at = (row ^ ((first + i) * 16)) + stage * self.stride
             to = cute.make_ptr(values.element_type, at, cute.AddressSpace.smem, assumed_align=16)
             cute.autovec_copy(of, cute.make_tensor(to, cute.make_layout(size)))
+
+
+class Column(Fixed):
+    """A column of float32 in rows of 128 bytes, which a thread writes row by row: a warp's threads
+    fill a row at a time.
+
+    Attributes:
+        address: In shared memory, of stage 0 and the first row.
+        stride: Bytes from stage to stage.
+    """
+
+    def __init__(self, begin: Any, stride: int, column: Any):
+        self.address, self.stride = begin + column * 4, stride
+
+    def write(self, values: cute.Tensor, stage: Any = 0) -> None:
+        """Values of the thread's registers, one a row."""
+        for i in range(cute.size(values)):
+            at = (self.address ^ (i % 8 * 16)) + stage * self.stride + i * 128
+            to = cute.make_ptr(values.element_type, at, cute.AddressSpace.smem, assumed_align=4)
+            cute.make_tensor(to, cute.make_layout(1))[0] = values[i]

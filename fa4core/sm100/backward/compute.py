@@ -11,13 +11,13 @@ import math
 from typing import Any
 
 import cutlass
-from cutlass import cute
+from cutlass import const_expr, cute
 
 from fa4core.pipeline.effects import reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100 import tmem
 from fa4core.sm100.backward.finish import Finish
-from fa4core.sm100.backward.spec import HALF, TILE, Spec
+from fa4core.sm100.backward.spec import TILE, Spec
 from fa4core.sm100.exp import exp2_pair
 
 LOG2E = math.log2(math.e)
@@ -27,8 +27,9 @@ LOG2E = math.log2(math.e)
 def compute(work: Any, plan: Any, ends: Ends, half: Any):
     """Block by block: S -> P, dP -> dS; then dK and dV of the work tile."""
     s, p = ends.waits("s_full"), ends.posts("p_ready")
-    dp, ds = ends.waits("dp_full"), ends.posts("ds_ready")
+    dp, ds = ends.waits("dp_full", optional=True), ends.posts("ds_ready", optional=True)
     rows, grads = ends.waits("rows_full"), ends.waits("grads_full")
+    read, all_read = (end("staged_read", optional=True) for end in (ends.posts, ends.waits))
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -43,9 +44,10 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     scores = work.load_scores(half)
                     weights = work.weigh(half, scores, item, head, i, partial, stage)
                     p.arrive()
-                    dp.take()
-                    work.differentiate(half, weights, scores, item, head, i, partial, stage)
-                    ds.arrive()
+                    if const_expr(work.with_k):
+                        dp.take()
+                        work.differentiate(half, weights, scores, item, head, i, partial, stage)
+                        ds.arrive()
         if item.blocks > 0:
             grads.take()
         item = plan.item(index)  # read anew, not kept in registers
@@ -57,6 +59,8 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     work.stage_zeros(half, result, item)
                 work.store(half, result, item)
                 work.settle(0)
+        read.arrive()
+        all_read.take()
         index = source.next(index)
 
 
@@ -64,20 +68,21 @@ class ComputeWork(Finish):
     """What a compute thread does with its key.
 
     Attributes:
-        rows: (128, {LSE, delta}, stage) in shared memory.
+        ds: The row of dS in shared memory, in the warpgroup's half.
+        rows: (queries, {LSE, delta}, stage) in shared memory.
         mods: Mask and score mod.
     """
 
-    def __init__(self, spec: Spec, thread, tmem, ds, stores, rows, mods, scale):
-        super().__init__(spec, thread, tmem, ds, stores, scale)
-        self.rows, self.mods = rows, mods
+    def __init__(self, spec: Spec, thread, tmem, ds, staged, stores, rows, mods, scale):
+        super().__init__(spec, thread, tmem, staged, stores, scale)
+        self.ds, self.rows, self.mods, self.with_k = ds, rows, mods, spec.with_k
         self.width = 16 if spec.derivative else 32
-        self.firsts = range(0, HALF, self.width)
+        self.firsts = range(0, spec.half, self.width)
 
     @touches(lambda half: (reads("s", half),))
     def load_scores(self, half: Any) -> cute.Tensor:
         """The key's raw scores, in registers."""
-        scores = cute.make_rmem_tensor(cute.make_layout(HALF), cutlass.Float32)
+        scores = cute.make_rmem_tensor(cute.make_layout(self.spec.half), cutlass.Float32)
         for first in self.firsts:
             place = tmem.columns(self.tmem["s"](half) + first, self.width)
             tmem.load(place, self._part(scores, first), self.thread)
@@ -106,8 +111,9 @@ class ComputeWork(Finish):
             self._exponentiate(half, first, weights, stage)
             part = self._part(rounded, first)
             part.store(weights.load().to(self.dtype))
-            place = tmem.columns(self.tmem["p"](half) + first // 2, self.width // 2)
-            tmem.store(cute.recast_tensor(part, cutlass.Float32), place, self.thread)
+            if self.spec.with_v:
+                place = tmem.columns(self.tmem["p"](half) + first // 2, self.width // 2)
+                tmem.store(cute.recast_tensor(part, cutlass.Float32), place, self.thread)
         cute.arch.fence_view_async_tmem_store()
         return rounded if self.spec.derivative else scores
 
@@ -172,7 +178,7 @@ class ComputeWork(Finish):
     def _indices(self, item: Any, half: Any, i: Any) -> tuple[Any, Any]:
         """The key, and the first query; told anew each time, so that the compiler keeps nothing
         that mods make of them for an element from block to block, or from P to dS."""
-        first = cute.arch.shuffle_sync(i * TILE + half * HALF, 0)
+        first = cute.arch.shuffle_sync(i * self.spec.queries + half * self.spec.half, 0)
         key = cute.arch.shuffle_sync(item.tile * TILE + self.thread, cute.arch.lane_idx())
         return key, cute.arch.make_warp_uniform(first)
 
@@ -180,7 +186,7 @@ class ComputeWork(Finish):
         """LSE or delta of four queries: the same for all threads, a broadcast."""
         values = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
         row = self.rows[None, which, stage]
-        cute.autovec_copy(cute.local_tile(row, (4,), (half * (HALF // 4) + at // 4,)), values)
+        cute.autovec_copy(cute.local_tile(row, (4,), (half * (self.spec.half // 4) + at // 4,)), values)
         return values
 
 

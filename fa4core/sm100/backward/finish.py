@@ -1,6 +1,6 @@
 """How the compute role ends a work tile: dK and dV to global memory.
 
-A warp stages its 32 keys where dS was, 64 columns at a time, and stores them by TMA, which clips
+A warp stages its 32 keys where dS is else, 64 columns at a time, and stores them by TMA, which clips
 what is behind the sequence's end. The warpgroups take parts in turn.
 """
 
@@ -27,17 +27,17 @@ class Finish(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         tmem: Address of each region of tensor memory, by name and stage.
-        ds: The row in shared memory, in the warpgroup's half.
+        staged: The row in shared memory, in the warpgroup's stage.
         stores: By "dk" and "dv": of (rows, d, heads_kv, batch, shift).
         scale: Run-time factor on q . k.
     """
 
-    def __init__(self, spec: Spec, thread, tmem, ds, stores: dict[str, Operand], scale):
-        self.spec, self.thread, self.tmem, self.ds = spec, thread, tmem, ds
+    def __init__(self, spec: Spec, thread, tmem, staged, stores: dict[str, Operand], scale):
+        self.spec, self.thread, self.tmem, self.staged = spec, thread, tmem, staged
         self.stores, self.scale = stores, scale
         self.dtype, self.results = DTYPES[spec.dtype], spec.results
 
-    @touches(lambda half, result, item: (reads(result.name), writes("ds", half)))
+    @touches(lambda half, result, item: (reads(result.name), writes("staged", half)))
     def stage(self, half: Any, result: Result, item: Any) -> None:
         """Part of a key's row, to shared memory."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
@@ -51,7 +51,7 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda half, result, item: (writes("ds", half),))
+    @touches(lambda half, result, item: (writes("staged", half),))
     def stage_zeros(self, half: Any, result: Result, item: Any) -> None:
         """Of a key that no query attends to."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
@@ -60,7 +60,7 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda half, result, item: (reads("ds", half),), unit="store")
+    @touches(lambda half, result, item: (reads("staged", half),), unit="store")
     def store(self, half: Any, result: Result, item: Any) -> None:
         """The warp's rows of a part, begun."""
         warp = cute.arch.make_warp_uniform(self.thread // WARP)
@@ -78,7 +78,7 @@ class Finish(Fixed):
     def _write(self, first: int, values: cute.Tensor, item: Any) -> None:
         rounded = cute.make_rmem_tensor(values.layout, self.dtype)
         rounded.store(values.load().to(self.dtype))
-        self.ds.write(rounded, first=first // 8, zero=item.seqlen_k >> 31)
+        self.staged.write(rounded, first=first // 8, zero=item.seqlen_k >> 31)
 
     def _show(self) -> None:
         """To TMA, what the warp has written."""

@@ -23,24 +23,29 @@ from fa4core.sm100.backward.load import LoadWork, load
 from fa4core.sm100.backward.memory import Memory
 from fa4core.sm100.backward.mma import MmaWork, Operands, mma
 from fa4core.sm100.backward.reduce import ReduceWork, reduce
-from fa4core.sm100.backward.spec import ADDED, PART, TILE, Spec
+from fa4core.sm100.backward.spec import PART, TILE, Spec
+from fa4core.sm100.backward.tuning import ADDED
 from fa4core.sm100.begin import Begin, meet_all
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.product import MN_MAJOR, Product, group
+from fa4core.sm100.tmem import LANES
+from fa4core.sm100.umma import InShared
 
 Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 
 
 def products(spec: Spec) -> dict[str, Product]:
-    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), dQ = dS K (queries)."""
-    dtype, rows = DTYPES[spec.dtype], (TILE, TILE)
+    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), and dQ = dS K (queries)
+    or, in groups of 128 columns of K, dQ^T = K^T dS^T."""
+    dtype, queries = DTYPES[spec.dtype], spec.queries
     transposed: dict[str, Any] = {"b_major": MN_MAJOR, "a_in_tensor_memory": True}
+    of_dq = (LANES, queries, TILE) if spec.wide else (queries, spec.d, TILE)
     return {
-        "s": Product(dtype, (*rows, spec.d)),
-        "dp": Product(dtype, (*rows, spec.d_v)),
-        "dv": Product(dtype, (TILE, spec.d_v, TILE), **transposed),
-        "dk": Product(dtype, (TILE, spec.d, TILE), **transposed),
-        "dq": Product(dtype, (TILE, spec.d, TILE), a_major=MN_MAJOR, b_major=MN_MAJOR),
+        "s": Product(dtype, (TILE, queries, spec.d)),
+        "dp": Product(dtype, (TILE, queries, spec.d_v)),
+        "dv": Product(dtype, (TILE, spec.d_v, queries), **transposed),
+        "dk": Product(dtype, (TILE, spec.d, queries), **transposed),
+        "dq": Product(dtype, of_dq, a_major=MN_MAJOR, b_major=MN_MAJOR),
     }
 
 
@@ -85,8 +90,9 @@ def backward_kernel(
         mma(*begin("mma", _issuing))
     if in_role(pipeline, "reduce", warp):
         _set_registers(registers["reduce"])
-        row = thread_of(pipeline, "reduce", thread)
-        reduce(*begin("reduce", lambda memory: _adding(memory, row, sums, turns)))
+        if cutlass.const_expr(spec.with_k):
+            row = thread_of(pipeline, "reduce", thread)
+            reduce(*begin("reduce", lambda memory: _adding(memory, row, sums, turns)))
     if in_role(pipeline, "compute", warp):
         cute.arch.setmaxregister_increase(registers["compute"])
         row = thread_of(pipeline, "compute", thread)
@@ -111,39 +117,61 @@ def _loading(
     memory: Memory, loads: dict[str, Copy], lse: cute.Tensor, delta: cute.Tensor
 ) -> LoadWork:
     spec = memory.spec
-    columns = {"k": spec.d, "q": spec.d, "v": spec.d_v, "do": spec.d_v}
-    operands = {x: Operand(*loads[x], memory.panels(x, (TILE,), columns[x])) for x in columns}
+    shapes = {"k": (TILE, spec.d), "q": (spec.queries, spec.d), "do": (spec.queries, spec.d_v)}
+    shapes |= {"v": (TILE, spec.d_v)} if spec.with_k else {}
+    operands = {
+        x: Operand(*loads[x], memory.panels(x, (rows,), columns, rows))
+        for x, (rows, columns) in shapes.items()
+    }
     return LoadWork(spec, operands, lse, delta, memory.numbers)
 
 
 def _issuing(memory: Memory) -> MmaWork:
     kinds = products(memory.spec)
     s, dp, dv, dk, dq = (kinds[x] for x in ("s", "dp", "dv", "dk", "dq"))
-    operands = Operands(
-        (s.a(memory, "k"), s.b(memory, "q")),
-        (dp.a(memory, "v"), dp.b(memory, "do")),
-        dv.b(memory, "do"),
-        dk.b(memory, "q"),
-        (dq.a(memory, "ds", stages=1), dq.b(memory, "k")),
-    )
-    tmem = {name: memory.columns(name)(0).toint() for name in memory.spec.tmem}
+    spec = memory.spec
+    scores = s.a(memory, "k"), s.b(memory, "q")
+    of_v = dv.b(memory, "do") if spec.with_v else None
+    of_k: tuple = (None, None, None)
+    if spec.with_k:
+        of_k = (dp.a(memory, "v"), dp.b(memory, "do")), dk.b(memory, "q"), _operands_of_dq(memory, dq)
+    tmem = {name: memory.columns(name)(0).toint() for name in spec.tmem}
     instructions = {name: kind.instruction for name, kind in kinds.items()}
-    return MmaWork(memory.spec, instructions, operands, tmem)
+    return MmaWork(spec, instructions, Operands(scores, of_v, *of_k), tmem)
+
+
+def _operands_of_dq(memory: Memory, dq: Product) -> tuple[InShared, InShared]:
+    spec, whole = memory.spec, (1, None)
+    if not spec.wide:
+        return dq.a(memory, "ds", whole), dq.b(memory, "k")
+    firsts = spec.dq_firsts
+    apart = (firsts[-1] - firsts[0]) * TILE * 2  # bytes of the panels between two groups
+    return dq.a(memory, "k", (len(firsts), apart)), dq.b(memory, "ds", whole)
 
 
 def _adding(memory: Memory, row: Any, sums: Copy, turns: cute.Tensor) -> ReduceWork:
     staged = memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32)
-    dq, row_of_it = memory.columns("dq")(0), memory.row("added", row)
-    return ReduceWork(memory.spec, row, dq, row_of_it, Operand(*sums, staged), turns)
+    if memory.spec.wide:
+        line: Any = memory.column("added", row // WARP, row % WARP)
+    else:
+        line = memory.row("added", row)
+    dq = memory.columns("dq")(0)
+    return ReduceWork(memory.spec, row, dq, line, Operand(*sums, staged), turns)
 
 
 def _computing(
     memory: Memory, row: Any, half: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
 ) -> ComputeWork:
-    tmem = {name: memory.columns(name) for name in memory.spec.tmem}
-    staged, ds = memory.panels("ds", (WARP,), PART), memory.row("ds", row, half)
-    out = {name: Operand(*stores[name], staged) for name in stores}
-    return ComputeWork(memory.spec, row, tmem, ds, out, memory.numbers, mods, scale)
+    spec = memory.spec
+    tmem = {name: memory.columns(name) for name in spec.tmem}
+    panels = memory.panels("staged", (WARP,), PART)
+    out = {name: Operand(*stores[name], panels) for name in stores}
+    staged = memory.row("staged", row, half if spec.stages.staged > 1 else 0)
+    ds = None
+    if spec.with_k:
+        # halves of 64 queries share rows of 128 bytes
+        ds = memory.row("ds", row, 0, half * 4) if spec.wide else memory.row("ds", row, half)
+    return ComputeWork(spec, row, tmem, ds, staged, out, memory.numbers, mods, scale)
 
 
 @cute.jit
@@ -178,8 +206,8 @@ def backward(
     loads = {
         "k": copies(load, keys(k), (TILE,), spec.d, TILE),
         "v": copies(load, keys(v), (TILE,), spec.d_v, TILE),
-        "q": copies(load, keys(q), (TILE,), spec.d, TILE),
-        "do": copies(load, keys(grad_out), (TILE,), spec.d_v, TILE),
+        "q": copies(load, keys(q), (spec.queries,), spec.d, spec.queries),
+        "do": copies(load, keys(grad_out), (spec.queries,), spec.d_v, spec.queries),
     }
     stores = {
         "dk": copies(store, keys(grad_k), (WARP,), PART, TILE),

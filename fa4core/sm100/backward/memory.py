@@ -6,7 +6,6 @@ import cutlass
 from cutlass import cute
 
 from fa4core.sm100 import memory
-from fa4core.sm100.backward.spec import TILE
 
 
 class Memory(memory.Memory):
@@ -14,9 +13,9 @@ class Memory(memory.Memory):
 
     @property
     def numbers(self) -> cute.Tensor:
-        """LSE and delta of a block's queries: (128, {LSE, delta}, stage)."""
-        placed = self.spec.smem["rows"]
+        """LSE and delta of a block's queries: (queries, {LSE, delta}, stage)."""
+        placed, queries = self.spec.smem["rows"], self.spec.queries
         layout = cute.make_layout(
-            (TILE, 2, placed.region.stages), stride=(1, TILE, placed.stride // 4)
+            (queries, 2, placed.region.stages), stride=(1, queries, placed.stride // 4)
         )
         return cute.make_tensor(self.at("rows", cutlass.Float32), layout)

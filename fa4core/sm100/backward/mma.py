@@ -10,21 +10,22 @@ from cutlass import const_expr, cute
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.loop import range
-from fa4core.sm100.backward.spec import HALF, TILE, Spec
+from fa4core.sm100.backward.spec import HALVES, Spec
 from fa4core.sm100.umma import K_COLUMNS, InShared, Instruction, Place, issue
 
 
 @cute.jit
 def mma(work: Any, plan: Any, ends: Ends):
     """S, dP, dV of the first block; then S of each next block, dK and dQ of the one before it, and
-    dP and dV of the next; at the end dK and dQ of the last."""
+    dP and dV of the next; at the end dK and dQ of the last. With room for a single tile of Q, S
+    comes behind dK and dQ."""
     k, k_free = ends.waits("k_full"), ends.posts("k_empty")
-    v, v_free = ends.waits("v_full"), ends.posts("v_empty")
+    v, v_free = ends.waits("v_full", optional=True), ends.posts("v_empty", optional=True)
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
     do, do_free = ends.waits("do_full"), ends.posts("do_empty")
     s, p = ends.posts("s_full"), ends.waits("p_ready")
-    dp, ds = ends.posts("dp_full"), ends.waits("ds_ready")
-    dq, dq_free = ends.posts("dq_full"), ends.waits("dq_empty")
+    dp, ds = ends.posts("dp_full", optional=True), ends.waits("ds_ready", optional=True)
+    dq, dq_free = ends.posts("dq_full", optional=True), ends.waits("dq_empty", optional=True)
     grads = ends.posts("grads_full")
     source = plan.source(ends)
     index = source.first()
@@ -39,33 +40,45 @@ def mma(work: Any, plan: Any, ends: Ends):
             for i in range(item.blocks, unroll=1):
                 # the first round has no block before it, and nothing to add to
                 if i > 0:
-                    following = q.take()
-                    work.scores(following)
-                    s.arrive()
-                    ds.take()
-                    work.grad_k(this, i > 1)
-                    q_free.arrive(stage=this)
+                    following = this
+                    if const_expr(work.ahead):
+                        following = q.take()
+                        work.scores(following)
+                        s.arrive()
+                    if const_expr(work.with_k):
+                        ds.take()
+                        work.grad_k(this, i > 1)
+                        q_free.arrive(stage=this)
+                        if const_expr(work.dq_apart):
+                            dq_free.take()
+                        work.grad_q()
+                        dq.arrive()
+                    if const_expr(not work.ahead):
+                        following = q.take()
+                        work.scores(following)
+                        s.arrive()
                     this = following
-                    if const_expr(work.dq_apart):
-                        dq_free.take()
-                    work.grad_q()
-                    dq.arrive()
-                if const_expr(not work.dq_apart):
-                    dq_free.take()
                 do.take()
-                work.grad_p()
-                dp.arrive()
+                if const_expr(work.with_k):
+                    if const_expr(not work.dq_apart):
+                        dq_free.take()
+                    work.grad_p()
+                    dp.arrive()
                 p.take()
-                work.grad_v(i > 0)
+                if const_expr(work.with_v):
+                    work.grad_v(i > 0)
                 do_free.arrive()
-            v_free.arrive()
-            ds.take()
-            work.grad_k(this, item.blocks > 1)
-            q_free.arrive(stage=this)
-            if const_expr(work.dq_apart):
-                dq_free.take()
-            work.grad_q()
-            dq.arrive()
+                if const_expr(not work.with_k):
+                    q_free.arrive(stage=this)
+            if const_expr(work.with_k):
+                v_free.arrive()
+                ds.take()
+                work.grad_k(this, item.blocks > 1)
+                q_free.arrive(stage=this)
+                if const_expr(work.dq_apart):
+                    dq_free.take()
+                work.grad_q()
+                dq.arrive()
             k_free.arrive()
             grads.arrive()
         index = source.next(index)
@@ -73,13 +86,13 @@ def mma(work: Any, plan: Any, ends: Ends):
 
 @attrs.frozen(eq=False)
 class Operands:
-    """Operands in shared memory, by what they are multiplied to."""
+    """Operands in shared memory, by what they are multiplied to; None of what isn't computed."""
 
     s: tuple[InShared, InShared]
-    dp: tuple[InShared, InShared]
-    dv: InShared
-    dk: InShared
-    dq: tuple[InShared, InShared]
+    dv: InShared | None
+    dp: tuple[InShared, InShared] | None
+    dk: InShared | None
+    dq: tuple[InShared, InShared] | None
 
 
 class MmaWork(Fixed):
@@ -94,7 +107,9 @@ class MmaWork(Fixed):
     def __init__(
         self, spec: Spec, kinds: dict[str, Instruction], operands: Operands, tmem: dict[str, Any]
     ):
-        self.dq_apart, self.kinds, self.operands, self.tmem = spec.dq_apart, kinds, operands, tmem
+        self.kinds, self.operands, self.tmem = kinds, operands, tmem
+        self.spec, self.dq_apart, self.ahead = spec, spec.dq_apart, spec.ahead
+        self.with_v, self.with_k = spec.with_v, spec.with_k
 
     @touches(
         lambda stage: (reads("k"), reads("q", stage), writes("s", 0), writes("s", 1)), unit="mma"
@@ -115,7 +130,7 @@ class MmaWork(Fixed):
     )
     def grad_v(self, accumulate: Any) -> None:
         """dV (+)= P^T dO."""
-        a, b = _in_halves(self.tmem["p"]), self.operands.dv.at(0)
+        a, b = self._in_halves("p"), self.operands.dv.at(0)
         issue(self.kinds["dv"], self.tmem["dv"], a, b, accumulate)
 
     @touches(
@@ -126,21 +141,22 @@ class MmaWork(Fixed):
     )  # fmt: skip
     def grad_k(self, stage: Any, accumulate: Any) -> None:
         """dK (+)= dS^T Q."""
-        a, b = _in_halves(self.tmem["ds_t"]), self.operands.dk.at(stage)
+        a, b = self._in_halves("ds_t"), self.operands.dk.at(stage)
         issue(self.kinds["dk"], self.tmem["dk"], a, b, accumulate)
 
     @touches(
-        lambda: (reads("ds", 0), reads("ds", 1), reads("k"), writes("dq", 0), writes("dq", 1)),
+        lambda: (reads("ds", 0), reads("ds", 1), reads("k"), writes("dq")),
         unit="mma",
     )
     def grad_q(self) -> None:
-        """dQ = dS K."""
-        ds, k = self.operands.dq
-        issue(self.kinds["dq"], self.tmem["dq"], ds.at(0), k.at(0), False)
+        """dQ = dS K, or groups of rows of dQ^T = K^T dS^T."""
+        a, b = self.operands.dq
+        for n in range(len(self.spec.dq_firsts)):
+            to = self.tmem["dq"] + n * self.spec.queries
+            issue(self.kinds["dq"], to, a.at(n), b.at(0), False)
 
-
-def _in_halves(address: Any) -> Place:
-    """A 16-bit operand in tensor memory, each half of its queries where float32 values were."""
-    steps = HALF // 16
-    starts = [HALF * (i // steps) + K_COLUMNS * (i % steps) for i in range(TILE // 16)]
-    return Place(address, None, starts)
+    def _in_halves(self, name: str) -> Place:
+        """A 16-bit operand in tensor memory, each half of its queries where float32 values were."""
+        half, steps = self.spec.half, self.spec.half // 16
+        starts = [half * (i // steps) + K_COLUMNS * (i % steps) for i in range(HALVES * steps)]
+        return Place(self.tmem[name], None, starts)

@@ -32,12 +32,17 @@ def programs(
     """The events of every role for these work tiles; `change` replaces role functions."""
     known = {
         "dq_apart": spec.dq_apart,
+        "ahead": spec.ahead,
+        "with_v": spec.with_v,
+        "with_k": spec.with_k,
+        "stages": spec.stages.added,
         "groups": spec.dq_groups,
-        "ahead": spec.parts_ahead,
+        "parts_ahead": spec.parts_ahead,
         "deterministic": spec.deterministic,
         "results": spec.results,
     }
-    return protocol.programs(ROLES, spec, blocks, known, change, Plan)
+    roles = {name: role for name, role in ROLES.items() if spec.with_k or name != "reduce"}
+    return protocol.programs(roles, spec, blocks, known, change, Plan)
 
 
 def check_backward(

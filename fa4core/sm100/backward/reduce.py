@@ -1,7 +1,7 @@
 """The reduce role: four warps that add dQ of every block to the accumulator in global memory.
 
-A thread has a query. A warp stages its 32 rows and adds them by TMA, a few columns at a time,
-without waiting for other warps. In deterministic mode it waits for its turn: the counter of a query
+A thread has a query, or of a transposed dQ a column. A warp stages 32 queries and a few columns
+(`tuning.Share`) and adds them by TMA, without waiting for other warps. In deterministic mode it waits for its turn: the counter of a query
 tile counts the warps that have added to it.
 """
 
@@ -17,9 +17,10 @@ from fa4core.pipeline.declare import WARP
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100 import tmem
-from fa4core.sm100.backward.spec import ADDED, ADDED_STAGES, TILE, Spec
+from fa4core.sm100.backward.spec import Spec
+from fa4core.sm100.backward.tuning import ADDED, LANES
 
-WARPS = TILE // WARP
+WARPS = LANES // WARP
 
 
 @cute.jit
@@ -42,9 +43,10 @@ def reduce(work: Any, plan: Any, ends: Ends):
                     if const_expr(group is work.groups[0]):
                         work.wait_for_turn(item, head, i, plan.turn(run, i))
                     for part in group:
-                        work.settle(work.ahead[part])
-                        work.stage(part, values)
-                        work.add(item, head, i, part)
+                        stage = part % work.stages
+                        work.settle(work.parts_ahead[part])
+                        work.stage(part, values, stage)
+                        work.add(item, head, i, part, stage)
                 if const_expr(work.deterministic):
                     work.finish(0)
                     work.give_turn(item, head, i)
@@ -61,22 +63,24 @@ class ReduceWork(Fixed):
         staged: The row in shared memory.
         sums: Of (rows, d, heads_q) in global memory, padded.
         turns: (tiles, heads_q) counters; only if the order is fixed.
-        groups: Parts that are held in registers at once.
-        ahead: See `Spec.parts_ahead`.
+        shares: What is added at once.
+        groups: Shares that are held in registers at once.
+        parts_ahead: See `Spec.parts_ahead`.
     """
 
     def __init__(self, spec: Spec, thread, dq, staged, sums: Operand, turns):
         self.spec, self.thread, self.dq = spec, thread, dq
         self.staged, self.sums, self.turns = staged, sums, turns
-        self.groups, self.ahead = spec.dq_groups, spec.parts_ahead
+        self.groups, self.parts_ahead = spec.dq_groups, spec.parts_ahead
+        self.shares, self.stages = spec.shares, spec.stages.added
         self.deterministic = spec.deterministic
 
-    @touches(lambda group: (reads("dq", 0), reads("dq", 1)))
+    @touches(lambda group: (reads("dq"),))
     def load(self, group: tuple[int, ...]) -> cute.Tensor:
-        """Columns of the thread's row, into registers."""
+        """Columns of the thread's lane, into registers."""
         values = cute.make_rmem_tensor(cute.make_layout(len(group) * ADDED), cutlass.Float32)
         for n, part in enumerate(group):
-            width = min(ADDED, self.spec.d - part * ADDED)
+            width = self.shares[part].columns
             place = tmem.columns(self.dq + part * ADDED, width)
             to = cute.make_tensor(values.iterator + n * ADDED, cute.make_layout(width))
             tmem.load(place, to, self.thread)
@@ -95,24 +99,30 @@ class ReduceWork(Fixed):
         cute.arch.cp_async_bulk_wait_group(left)
         cute.arch.sync_warp()
 
-    @touches(lambda part, values: (writes("added", part % ADDED_STAGES),))
-    def stage(self, part: int, values: cute.Tensor) -> None:
-        """A part of the thread's row, to shared memory."""
-        held, width = part % len(self.groups[0]) * ADDED, min(ADDED, self.spec.d - part * ADDED)
+    @touches(lambda part, values, stage: (writes("added", stage),))
+    def stage(self, part: int, values: cute.Tensor, stage: int) -> None:
+        """A part of the thread's lane, to shared memory."""
+        held, width = part % len(self.groups[0]) * ADDED, self.shares[part].columns
         of = cute.make_tensor(values.iterator + held, cute.make_layout(width))
-        self.staged.write(of, part % ADDED_STAGES)
+        self.staged.write(of, stage)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
 
-    @touches(lambda item, head, i, part: (reads("added", part % ADDED_STAGES),), unit="store")
-    def add(self, item: Any, head: Any, i: Any, part: int) -> None:
-        """The warp's rows of a part, begun."""
-        warp = cute.arch.make_warp_uniform(self.thread // WARP)
-        first = item.rows_q + i * TILE + warp * WARP
-        there = self.sums.view[None, None, head]
-        place = warp, part % ADDED_STAGES
-        self.sums.store(there, (first, part * ADDED), (WARP, ADDED), place)
+    @touches(lambda item, head, i, part, stage: (reads("added", stage),), unit="store")
+    def add(self, item: Any, head: Any, i: Any, part: int, stage: int) -> None:
+        """The warp's share of a part, begun."""
+        warp, share = cute.arch.make_warp_uniform(self.thread // WARP), self.shares[part]
+        row = item.rows_q + i * self.spec.queries + share.row + warp * share.rows_apart
+        place = row, share.column + warp * share.columns_apart
+        if share.first_warp == 0:
+            self.store(head, place, warp, stage)
+        else:
+            _store_from(self, share.first_warp, head, place, warp, stage)
         cute.arch.cp_async_bulk_commit_group()
+
+    def store(self, head: Any, place: tuple[Any, Any], warp: Any, stage: int) -> None:
+        there = self.sums.view[None, None, head]
+        self.sums.store(there, place, (WARP, ADDED), (warp, stage))
 
     def wait_for_turn(self, item: Any, head: Any, i: Any, turn: Any) -> None:
         """Until all others that come before have added their share, in deterministic mode."""
@@ -124,8 +134,14 @@ class ReduceWork(Fixed):
         _count(self._turns(item, head, i))
 
     def _turns(self, item: Any, head: Any, i: Any) -> cute.Pointer:
-        counters = cute.domain_offset((item.rows_q // TILE + i,), self.turns[None, head])
+        counters = cute.domain_offset((item.rows_q // self.spec.queries + i,), self.turns[None, head])
         return counters.iterator
+
+
+@cute.jit
+def _store_from(work: Any, first_warp: int, head: Any, place: Any, warp: Any, stage: int):
+    if warp >= first_warp:
+        work.store(head, place, warp, stage)
 
 
 @cute.jit
