@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import torch
 
@@ -28,6 +29,13 @@ CASES = {
         LayoutSpec("varlen"),
     ),
 }
+for d, d_v in ((192, 128), (256, 256)):
+    variant, shape, layout = CASES["packed"]
+    CASES[f"packed, {d}, {d_v}"] = (
+        variant,
+        attrs.evolve(shape, head_dim=d, head_dim_v=d_v),
+        layout,
+    )
 #: Seeds of the emulator: with an odd one, CTAs work side by side.
 SEEDS = (1, 3)
 

@@ -116,7 +116,9 @@ class Spec(InTensorMemory, BackwardSpec):
     @property
     def registers(self) -> tuple[int, int, int]:
         """Of the reduce role, which takes a row of dQ at once; of the compute role; of others."""
-        return (72, 192, 56) if self.derivative else (152, 136, 88)
+        if not self.derivative:
+            return 152, 136, 88
+        return (88, 168, 88) if self.wide else (72, 192, 56)
 
     @property
     def results(self) -> tuple[Result, ...]:
