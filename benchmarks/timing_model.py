@@ -16,7 +16,7 @@ import torch
 
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import SM100, Target
-from fa4core.timing import subject
+from fa4core.timing import peer
 from fa4core.timing.parameters import Parameters
 from fa4core.timing.problem import Modelled, model
 from fa4core.timing.replay import replay
@@ -57,7 +57,7 @@ def problem(d: int, seqlen: int) -> Problem:
 
 def predict(d: int, name: str, seqlen: int, seeds: int) -> Modelled:
     variant, p = Variant(mask=MASKS[name]), problem(d, seqlen)
-    return model(subject.fa4(variant, p, "sm100"), variant, p, "sm100", seeds=seeds)
+    return model(peer.fa4(variant, p, "sm100"), variant, p, "sm100", seeds=seeds)
 
 
 def rms(errors: list[float]) -> float:
@@ -139,7 +139,7 @@ def sensitivity() -> None:
     programs = {}
     for name, made in MASKS.items():
         variant, p = Variant(mask=made), problem(128, 8192)
-        programs[name] = Small.of(subject.fa4(variant, p, "sm100"), variant, p, "sm100").programs
+        programs[name] = Small.of(peer.fa4(variant, p, "sm100"), variant, p, "sm100").programs
     show_sensitivity(SM100, programs)
 
 

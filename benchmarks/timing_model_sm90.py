@@ -28,13 +28,13 @@ from timing_model import rms, show_sensitivity  # noqa: E402
 
 from fa4core.plan.problem import Problem  # noqa: E402
 from fa4core.plan.target import SM90  # noqa: E402
-from fa4core.timing import subject  # noqa: E402
+from fa4core.timing import peer, subject  # noqa: E402
 from fa4core.timing.parameters import clock_of  # noqa: E402
 from fa4core.timing.problem import Modelled, model  # noqa: E402
 from fa4core.timing.small import Small  # noqa: E402
 
 MEASURED = ROOT / "benchmarks" / "results" / "forward_h200_d128.json"
-KERNELS = {"ours": subject.ours, "FA4": subject.fa4}
+KERNELS = {"ours": subject.ours, "FA4": peer.fa4}
 LONG = 2048  # from this length on, the replayed tiles are the same
 CLEAR = 1.10  # a ratio that a ranking must get right
 HEADER = """# Validation of the timing model on Hopper
@@ -82,23 +82,27 @@ def problem(cell: Cell) -> Problem:
     )  # fmt: skip
 
 
-def small_of(kernel: str, cell: Cell) -> tuple[subject.Subject, Small]:
-    variant, p = meaning(cell).ours, problem(cell)
-    found = KERNELS[kernel](variant, p, "sm90")
-    return found, Small.of(found, variant, p, "sm90")
+def subject_of(kernel: str, cell: Cell) -> subject.Subject:
+    return KERNELS[kernel](meaning(cell).ours, problem(cell), "sm90")
+
+
+def small_of(kernel: str, cell: Cell) -> Small:
+    return Small.of(subject_of(kernel, cell), meaning(cell).ours, problem(cell), "sm90")
 
 
 def rows(seeds: int) -> Iterator[Row]:
     """Every figure that was measured, with its prediction."""
-    known: dict[tuple, tuple[subject.Subject, Small]] = {}
+    known: dict[tuple, Small] = {}
     for measured in json.loads(MEASURED.read_text())["cells"]:
         cell = Cell(measured["variant"], measured["head_dim"], measured["seqlen"])
         for kernel in KERNELS:
             key = kernel, cell.variant, min(cell.seqlen, LONG)
             if key not in known:
                 known[key] = small_of(kernel, cell)
-            made, small = known[key]
-            found = model(made, meaning(cell).ours, problem(cell), "sm90", seeds=seeds, small=small)
+            found = model(
+                subject_of(kernel, cell), meaning(cell).ours, problem(cell), "sm90", seeds=seeds,
+                small=known[key],
+            )  # fmt: skip
             result = measured["results"][kernel]
             spread = result["spread_ms"] / result["ms"]
             yield Row(cell.variant, cell.seqlen, kernel, result["tflops"], spread, found)
@@ -183,7 +187,7 @@ def roofline(found: list[Row]) -> None:
     print("|---|---|---|---|---|---|")
     for r in found:
         if r.seqlen == 8192 and r.variant in ("causal", "full"):
-            m, scale = r.modelled, 128 / r.modelled.subject.keys
+            m, scale = r.modelled, 128 / r.modelled.keys
             cells = (m.busy["tensor"], m.busy["SMEM"], m.busy["MUFU"], m.block_cycles.mean)
             shown = " | ".join(f"{c * scale:.0f}" for c in cells)
             print(f"| {r.kernel} | {r.variant} | {shown} |")
@@ -191,7 +195,7 @@ def roofline(found: list[Row]) -> None:
 
 def sensitivity() -> None:
     programs = {
-        f"{kernel}, {variant}": small_of(kernel, Cell(variant, 128, 8192))[1].programs
+        f"{kernel}, {variant}": small_of(kernel, Cell(variant, 128, 8192)).programs
         for variant in ("causal", "full")
         for kernel in KERNELS
     }

@@ -12,8 +12,10 @@ from fa4core.dispatch import prepared_once
 from fa4core.prepared import Results
 from fa4core.recall import PADDED, is_open, key_of, wants_grad
 from fa4core.recorded import Recorded
-from fa4core.variant import Variant
+from fa4core.variant import Variant, place_of_part
+from primitives.scalar import as_float
 from primitives.sequence import Layout
+from primitives.wording import typed
 
 Tensor = torch.Tensor
 
@@ -74,13 +76,15 @@ def attention(
     """
     variant = _FULL if variant is None else variant
     layout = PADDED if layout is None else layout
+    if not type(return_lse) is type(return_row_max) is type(deterministic) is bool:
+        _check_flags(
+            return_lse=return_lse, return_row_max=return_row_max, deterministic=deterministic
+        )
     open_ = is_open(q, k, v, variant, layout, scale)
     key = key_of(q, k, v, layout, scale, backend) if open_ else None
     prepared = None if key is None else variant.calls.find(key)
     if prepared is None:
-        flags = {"return_lse": return_lse, "return_row_max": return_row_max}
-        flags["deterministic"] = deterministic
-        _check_types(q, k, v, variant, layout, scale, backend, **flags)
+        _check_types(q, k, v, variant, layout, scale, backend)
         if key is not None:
             rest = (variant.arguments, layout, variant.spec, scale, backend)
             _, prepared = prepared_once(variant.calls, key, q, k, v, *rest)
@@ -143,6 +147,13 @@ def _options(
     )
 
 
+def _check_flags(**flags: bool) -> None:
+    """Of calls that are found again, too: they are found by shapes and strides alone."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is {flag!r}; a bool is accepted")
+
+
 def _check_types(
     q: Tensor,
     k: Tensor,
@@ -151,12 +162,11 @@ def _check_types(
     layout: Layout,
     scale: float | None,
     backend: str,
-    **flags: bool,
 ) -> None:
     """What can be checked without the values of tensors; the operator checks the rest."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; a torch tensor is accepted")
+            raise TypeError(f"{name} is {typed(tensor)}; a torch tensor is accepted")
     given = {"q": q, "k": k, "v": v} | (layout.tensors if isinstance(layout, Layout) else {})
     for name, tensor in given.items():
         # Before torch's dispatcher sees them: it runs no kernel at all if one is a meta tensor.
@@ -170,15 +180,10 @@ def _check_types(
             "device (torch.compile and torch.export trace it without values)"
         )
     if not isinstance(variant, Variant | Exported):
-        hint = (
-            "; wrap it: Variant(mask=mask.define(f)) or Variant(score=score.define(f))"
-            if callable(variant)
-            else ""
-        )
-        raise TypeError(f"variant is a {type(variant).__name__}; a Variant is accepted{hint}")
+        raise TypeError(f"variant is {typed(variant)}; a Variant is accepted{_hint(variant)}")
     if not isinstance(layout, Layout):
         raise TypeError(
-            f"layout is a {type(layout).__name__}; a primitives.sequence.Layout is accepted, from "
+            f"layout is {typed(layout)}; a primitives.sequence.Layout is accepted, from "
             "sequence.fixed, sequence.varlen or sequence.paged"
         )
     if isinstance(scale, Tensor):
@@ -187,16 +192,13 @@ def _check_types(
             "score.define(lambda s, b, h, q_idx, kv_idx: s * t[h])"
         )
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, float | int)):
-        raise TypeError(f"scale is a {type(scale).__name__}; a float or None is accepted")
-    if scale is not None and not math.isfinite(scale):
+        raise TypeError(f"scale is {typed(scale)}; a float or None is accepted")
+    if scale is not None and not math.isfinite(as_float(scale, "scale")):
         raise ValueError(f"scale={scale}; a finite number is accepted")
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         _check_tangents(q, k, v, *variant.arguments)
     if not isinstance(backend, str):
         raise TypeError(f"backend is {backend!r}; a str is accepted, such as 'auto'")
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name} is {flag!r}; a bool is accepted")
     for tensor, constant in zip(variant.arguments, variant.constant, strict=True):
         if constant and tensor.requires_grad:
             raise ValueError(
@@ -204,6 +206,17 @@ def _check_types(
                 "the score mod or sink was defined, so its derivative is not known; call "
                 ".requires_grad_() before defining it"
             )
+
+
+def _hint(variant: object) -> str:
+    """What to write instead of something that is no variant."""
+    if isinstance(variant, Layout):
+        return "; pass it as layout=..."
+    if (place := place_of_part(variant)) is not None:
+        return f"; make one with {place}"
+    if callable(variant):
+        return "; wrap it: Variant(mask=mask.define(f)) or Variant(score=score.define(f))"
+    return ""
 
 
 def _check_tangents(*tensors: Tensor) -> None:

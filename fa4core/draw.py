@@ -19,6 +19,7 @@ from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import PARTIAL, TileMap, tile_map
 from fa4core.variant import Variant
 from primitives.expr import algebra
+from primitives.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,8 +159,8 @@ def _view(
     else:
         if not 0 <= sequence < problem.batch or not 0 <= head < problem.heads_q:
             raise ValueError(
-                f"sequence {sequence}, head {head} of a problem with {problem.batch} sequences "
-                f"and {problem.heads_q} query heads"
+                f"sequence {sequence}, head {head} of a problem with "
+                f"{counted(problem.batch, 'sequence')} and {counted(problem.heads_q, 'query head')}"
             )
         lengths = problem.seqlens_q[sequence], problem.seqlens_k[sequence]
         batch, count = problem.batch, problem.heads_q

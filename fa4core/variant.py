@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,13 +13,14 @@ import torch
 from fa4core.kept import Calls, calls_of
 from fa4core.program import Program, VariantGraph
 from primitives.exp import Exp
-from primitives.expr import algebra, captures
+from primitives.expr import Capture, algebra, captures
 from primitives.expr.trace import Derivative
 from primitives.mask import Mask, full
 from primitives.schedule import Schedule
 from primitives.score import ScoreMod, identity
 from primitives.sink import Sink
 from primitives.sparsity import BlockMap
+from primitives.wording import typed, with_article
 
 if TYPE_CHECKING:
     from fa4core.plan.explain import Explanation
@@ -62,12 +65,10 @@ class Variant:
     def __attrs_post_init__(self) -> None:
         for name, kind in _KINDS.items():
             value = getattr(self, name)
-            if not isinstance(value, kind):
-                hint = ""
-                if callable(value) and name in ("mask", "score"):
-                    hint = f"; wrap the function with {name}.define"
+            if not isinstance(value, kind) or isinstance(value, bool):
                 raise TypeError(
-                    f"{name} is a {type(value).__name__}; a {_names(kind)} is accepted{hint}"
+                    f"{name} is {typed(value)}; {with_article(_names(kind))} is accepted"
+                    f"{_hint(value, name)}"
                 )
         if self.rescale_threshold is not None and not self.rescale_threshold >= 0:
             raise ValueError(f"rescale_threshold={self.rescale_threshold}; it must be >= 0")
@@ -75,6 +76,7 @@ class Variant:
         slots = self.program.captures
         known = frozenset().union(*(d.wrt for d in self.gradient))
         used = captures(self.graph.score, self.graph.sink)
+        _warn_of_learned(set(captures(self.graph.mask)) - set(used))
         constant = [c in used and c.kind == "float" and c not in known for c in slots]
         object.__setattr__(self, "spec", self.program.dump())
         object.__setattr__(self, "arguments", [c.tensor for c in slots])
@@ -137,6 +139,39 @@ class Variant:
         )
 
 
+def place_of_part(value: object) -> str | None:
+    """Where a part of a variant belongs, as code; None if it is no part."""
+    kinds = {name: kind for name, kind in _KINDS.items() if name != "rescale_threshold"}
+    field = next((name for name, kind in kinds.items() if isinstance(value, kind)), None)
+    return None if value is None or field is None else f"Variant({field}=...)"
+
+
+def _hint(value: object, field: str) -> str:
+    """What to write instead of a value that a field does not accept."""
+    if (place := place_of_part(value)) is not None:
+        return f"; {typed(value)} belongs to {place}"
+    if isinstance(value, torch.Tensor) and field in _OF_TENSORS:
+        return f"; make it one with {_OF_TENSORS[field]}"
+    if callable(value) and field in ("mask", "score"):
+        return f"; wrap the function with {field}.define"
+    return ""
+
+
+def _warn_of_learned(captured: Iterable[Capture]) -> None:
+    """Say that what only a mask captures gets no gradient, although it requires one."""
+    for capture in captured:
+        tensor = capture.tensor
+        if tensor is not None and tensor.requires_grad:
+            warnings.warn(
+                f"the mask captures a tensor of shape {tuple(tensor.shape)} that requires grad, "
+                "and no score mod or sink does: a mask says yes or no, so the tensor gets no "
+                "gradient. To learn it, let a score mod use it, such as a bias that grows with "
+                "the distance to the threshold; if it is not to be learned here, capture "
+                "`tensor.detach()`",
+                stacklevel=4,  # whoever makes the variant
+            )
+
+
 def _names(kind: type | tuple[type, ...]) -> str:
     kinds = kind if isinstance(kind, tuple) else (kind,)
     return " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
@@ -150,4 +185,12 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "exp": (Exp, type(None)),
     "rescale_threshold": (float, int, type(None)),
     "schedule": (Schedule, type(None)),
+}
+
+#: What makes a part of a tensor, by field.
+_OF_TENSORS = {
+    "mask": "mask.dense(tensor)",
+    "score": "score.dense_bias(tensor)",
+    "sink": "sink.learned(tensor)",
+    "blocks": "sparsity.from_topk or sparsity.from_dense",
 }

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from primitives.scalar import parameter
+from primitives.scalar import as_float, parameter
 
 Align = Literal["bottom_right", "top_left"]
 
@@ -89,7 +89,7 @@ def number(
     elif not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{what}={value!r}; a float or a floating-point tensor is accepted")
     else:
-        value = parameter(float(value))
+        value = parameter(as_float(value, what))
     if value.device.type == "cpu" and not bool(((value > 0) if positive else ~value.isnan()).all()):
         accepted = "a positive number" if positive else "a number"
         raise ValueError(f"{what}={shown(value)}; {accepted} is accepted")

@@ -6,6 +6,8 @@ import numbers
 
 import torch
 
+from primitives.wording import brief
+
 
 def parameter(value: bool | int | float | torch.Tensor) -> torch.Tensor:
     """Wrap a number so that functions capture it as a run-time argument.
@@ -21,6 +23,7 @@ def parameter(value: bool | int | float | torch.Tensor) -> torch.Tensor:
 
     Raises:
         TypeError: `value` is neither a number nor a 0-d tensor.
+        ValueError: An int that doesn't fit into 64 bits.
     """
     if isinstance(value, torch.Tensor):
         if value.dim() != 0:
@@ -30,7 +33,21 @@ def parameter(value: bool | int | float | torch.Tensor) -> torch.Tensor:
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         value = int(value)  # numpy's integers too
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"{brief(value)} does not fit into 64 bits; -2^63 to 2^63 - 1 do")
     if not isinstance(value, bool | int | float):
         raise TypeError(f"a parameter is a bool, int, float or 0-d tensor; got {value!r}")
     dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
     return torch.tensor(value, dtype=dtype, device="cpu")
+
+
+def as_float(value: float, what: str) -> float:
+    """A number as a float.
+
+    Raises:
+        ValueError: An int beyond a float's range.
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{what}={brief(value)}; at most 1.8e308 is accepted") from None

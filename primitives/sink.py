@@ -14,7 +14,7 @@ import torch
 from primitives.expr import Node, dump, pretty
 from primitives.expr.errors import name_of
 from primitives.expr.trace import Derivative, trace_with_derivative
-from primitives.scalar import parameter
+from primitives.scalar import as_float, parameter
 
 VARIABLES = ("b", "h", "q")
 
@@ -80,5 +80,5 @@ def constant(logit: float = 0.0) -> Sink:
     Args:
         logit: A number; minus infinity is no sink.
     """
-    value = parameter(float(logit))
+    value = parameter(as_float(logit, "logit"))
     return attrs.evolve(define(lambda b, h, q_idx: value), name=f"constant({logit})")

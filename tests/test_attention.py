@@ -110,8 +110,11 @@ def test_types():
         attention(Q.numpy(), K, V)
     with pytest.raises(TypeError, match=r"variant is a function.*Variant\(mask=mask.define"):
         attention(Q, K, V, lambda b, h, q, k: q >= k)
-    with pytest.raises(TypeError, match="variant is a Mask; a Variant"):
-        attention(Q, K, V, mask.causal())
+    for part, place in ((mask.causal(), "mask"), (score.softcap(3.0), "score")):
+        with pytest.raises(TypeError, match=rf"a Variant is accepted; make .*Variant\({place}="):
+            attention(Q, K, V, part)
+    with pytest.raises(TypeError, match=r"variant is a Layout; .*layout=\.\.\."):
+        attention(Q, K, V, sequence.fixed())
     with pytest.raises(TypeError, match=r"layout is a Tensor; .*sequence\.varlen"):
         attention(Q, K, V, layout=CU)
     with pytest.raises(TypeError, match=r"q is torch\.int64"):
@@ -128,6 +131,7 @@ def test_types():
         (True, TypeError, "scale is a bool"),
         (math.nan, ValueError, "scale=nan; a finite number"),
         (math.inf, ValueError, "scale=inf"),
+        (10**400, ValueError, "scale=an int of 1329 bits; at most"),
     ],
 )
 def test_scales(scale, error, message):
@@ -139,6 +143,7 @@ def test_scales(scale, error, message):
     "tensors, layout, message",
     [
         ((Q[0], K, V), None, r"q has shape \(5, 4, 8\); .*\(batch, seqlen_q, heads, d\)"),
+        ((Q[0], K[0], V[0]), None, r"packed tensors need layout=sequence\.varlen"),
         ((Q, K, V[:, :6]), None, "all but the last dimension"),
         ((Q[..., :4], K, V), None, "q has head dim 4 and k 8"),
         ((Q[:, :, :3], K, V), None, "3 query heads on 2 KV heads"),
@@ -151,7 +156,7 @@ def test_scales(scale, error, message):
         ((Q[0], K[0], V[0]), sequence.varlen(CU, CU[:2]), "q has 2 sequences and k has 1"),
         ((Q[0], K[0], V[0]), sequence.varlen(CU, max_seqlen_q=2), "max_seqlen_q=2.*length 3"),
         ((Q, K, V), sequence.fixed(None, torch.tensor([7, 8])), r"seqused_k\[1\] is 8.*0\.\.7"),
-        ((Q, K, V), sequence.fixed(torch.tensor([5])), "seqused_q has 1 entries for 2"),
+        ((Q, K, V), sequence.fixed(torch.tensor([5])), "seqused_q has 1 entry for 2 sequences"),
         (
             (Q, K, V),
             sequence.paged(torch.tensor([[0, 1], [2, 0]]), torch.tensor([9, 3])),
@@ -173,7 +178,11 @@ def test_captured_tensors_that_are_too_small():
         (Variant(mask=mask.define(lambda b, h, i, j: by_sequence[b] > 0)), "2 sequences"),
         (
             Variant(score=score.define(lambda s, b, h, i, j: s + square[i, j])),
-            r"`kv_idx` indexes it by 5\.\.6",
+            r"indices 0\.\.4 \(and -5\.\.-1, .*`kv_idx` runs over 5\.\.6",
+        ),
+        (
+            Variant(score=score.define(lambda s, b, h, i, j: s + by_head[-h - 1])),
+            r"indices 0\.\.2 \(and -3\.\.-1, .*runs over -4\.\.-1 for 4 query heads",
         ),
         (Variant(blocks=sparsity.from_blocks(blocks, 4, 2)), r"`q_idx // 4`.*0\.\.1.*5 queries"),
     ]

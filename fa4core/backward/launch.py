@@ -83,7 +83,9 @@ def schedule_of(call: Call) -> Schedule:
     if given is None:
         return Schedule()
     source: Source = "one_tile" if given.source == "one_tile" else "persistent"
-    return Schedule(source=source, order=given.order, l2_sections=given.l2_sections)
+    return Schedule(
+        source=source, order=given.order, l2_sections=given.l2_sections, ctas=given.ctas
+    )
 
 
 def launches(

@@ -35,7 +35,7 @@ class Kind(IntEnum):
     BULK_STORE = 15  # c bytes; d 1: a reduction
     BULK_COMMIT = 16
     BULK_WAIT = 17  # a groups that may be open; d 1: only their reads
-    SHARED_READ = 18  # c bytes; d wavefronts: passes through the banks
+    SHARED_READ = 18  # c bytes; d passes through the banks; e clocks of the data's way (wavefronts)
     SHARED_WRITE = 19  # the same
     SHARED_ATOMIC = 20  # the same
     GLOBAL_READ = 21  # c bytes; d sectors of 32 bytes

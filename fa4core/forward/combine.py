@@ -41,8 +41,7 @@ def followed_by_combine(forward: Callable[..., None]) -> Callable[..., None]:
         part_out: cute.Tensor,
         part_lse: cute.Tensor,
         part_max: cute.Tensor,
-        items: cute.Tensor,
-        runs: cute.Tensor,
+        tables: tuple,
         pages: tuple,
         captured: tuple,
         scale: cutlass.Float32,
@@ -53,8 +52,8 @@ def followed_by_combine(forward: Callable[..., None]) -> Callable[..., None]:
         """As `forward`; `part_...` are the results of the shares, (shares * batch, ...)."""
         out, lse, row_max = batched(out, 4), batched(lse, 3), batched(row_max, 3)
         forward(
-            q, k, v, part_out, part_lse, part_max, items, runs, pages, captured, scale, ctas,
-            stream, spec,
+            q, k, v, part_out, part_lse, part_max, tables, pages, captured, scale, ctas, stream,
+            spec,
         )  # fmt: skip
         pieces = cute.size(lse) * (spec.head_dim_v // COLUMNS)
         combine_kernel(

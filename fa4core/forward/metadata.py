@@ -14,6 +14,7 @@ import torch
 
 from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, TensorType
+from fa4core.forward.lists import dealt, every_nth, listed
 from fa4core.forward.shares import shares
 from fa4core.forward.tables import tables
 from fa4core.forward.work import Item
@@ -35,11 +36,14 @@ class Metadata:
     Attributes:
         items: (n, fields) int32: work tiles in the order in which they are handed out.
         runs: (m, 3) int32: their runs of key tiles.
+        lists: (CTAs + 1,) int32: where the items of each begin, and the end of the last one's. None
+            where CTA i has the items i, i + CTAs, ... or they come from a queue.
         batch_map: (batch,) int32: the sequence at each place of a batch-sorted order, else None.
     """
 
     items: Tensor
     runs: Tensor
+    lists: Tensor | None = None
     batch_map: Tensor | None = None
 
     def __len__(self) -> int:
@@ -52,7 +56,13 @@ class _Nothing:
 
 
 def metadata(
-    problem: Problem, tiles: TileMap, side: int, schedule: Schedule, place: Place, device: Any
+    problem: Problem,
+    tiles: TileMap,
+    side: int,
+    schedule: Schedule,
+    place: Place,
+    device: Any,
+    dealing: bool = False,
 ) -> Metadata:
     """The plan of a problem, on a device.
 
@@ -60,22 +70,29 @@ def metadata(
         problem, tiles, side, schedule: As of `tables`.
         place: Where the kernel runs .
         device: Of the tensors.
+        dealing: Whether the kernel goes by `lists`.
     """
     unsorted = np.arange(problem.batch)
     items, runs = tables(problem, tiles, side, schedule, planned(place.target), batch_rank=unsorted)
     if schedule.num_splits > 1:
         items, runs = shares(items, runs, schedule.num_splits)
-    if schedule.order == "batch_sorted":
-        return sorted_by_batch(items, runs, problem.batch, place, device)
-    return Metadata(items.to(device), runs.to(device))
+    found = Metadata(items.to(device), runs.to(device))
+    sorts = schedule.order == "batch_sorted"
+    if sorts:
+        found = sorted_by_batch(found, problem.batch, place)
+    if not dealing:
+        return found
+    ctas = min(len(items), place.sms) if schedule.source == "persistent" else len(items)
+    order, lists = listed(every_nth(len(items), ctas) if sorts else dealt(items, ctas))
+    return attrs.evolve(found, items=found.items[order.to(device)], lists=lists.to(device))
 
 
-def sorted_by_batch(items: Tensor, runs: Tensor, batch: int, place: Place, device: Any) -> Metadata:
+def sorted_by_batch(plan: Metadata, batch: int, place: Place) -> Metadata:
     """Run the pre-pass on work tiles that are in order within each sequence, one after another."""
+    items, device = plan.items, plan.items.device
     column = [f.name for f in attrs.fields(Item)].index("b")
-    count = np.bincount(items[:, column].numpy(), minlength=batch)
-    first = torch.from_numpy(np.concatenate([[0], np.cumsum(count)]).astype(np.int32)).to(device)
-    items, runs = items.to(device), runs.to(device)
+    count = items[:, column].bincount(minlength=batch).cpu()
+    first = torch.cat([count.new_zeros(1), count.cumsum(0)]).int().to(device)
     in_order = items.clone()
     batch_map = torch.arange(batch, dtype=torch.int32, device=device)
     if len(items) and place.launcher is not None:
@@ -83,7 +100,7 @@ def sorted_by_batch(items: Tensor, runs: Tensor, batch: int, place: Place, devic
         arguments = items, first, torch.zeros_like(batch_map), batch_map, in_order, warps
         launch = place.launcher(obtain(pre_pass(place)).function)
         launch(*map(place.converted, arguments))
-    return Metadata(in_order, runs, batch_map)
+    return attrs.evolve(plan, items=in_order, batch_map=batch_map)
 
 
 def pre_pass(place: Place) -> Kernel:

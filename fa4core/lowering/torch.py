@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fa4core.lowering.outside import outside
 from primitives.expr import Capture, Node, walk
 
 Tensor = torch.Tensor
@@ -163,9 +164,5 @@ def _inside(
     if bool(wrong.any()):
         values = index.expand(torch.broadcast_shapes(index.shape, wrong.shape))
         values = values[wrong.expand(values.shape)]
-        raise IndexError(
-            f"dimension {dim} of a captured tensor of shape {tuple(tensor.shape)} ({tensor.dtype}) "
-            f"has size {size}, and `{node.args[dim]}` indexes it by {int(values.min())}.."
-            f"{int(values.max())}; enlarge the tensor, or clamp the index"
-        )
+        raise outside(node, dim, int(values.min()), int(values.max()))
     return inside

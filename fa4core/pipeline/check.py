@@ -154,7 +154,7 @@ class _Simulation:
         bit = self.new_bit()
         for access in event.accesses:
             for cta in event.ctas:
-                self.access(access, cta, before, bit, process.where())
+                self.access(access, cta ^ access.peer, before, bit, process.where())
         if event.unit == "mma":
             process.queue = before | bit
         elif event.unit == "threads":
@@ -200,7 +200,7 @@ class _Simulation:
 
     def late_phases(self) -> None:
         for (name, number, cta), barrier in self.barriers.items():
-            late = any(how in (How.COMMIT, How.TMA) for _, how in barrier.signal.arrivals)
+            late = any(how in (How.COMMIT, How.TMA, How.COPY) for _, how in barrier.signal.arrivals)
             waits = max((len(w) for w in barrier.waits.values()), default=0)
             seen = max(0, waits - barrier.signal.passed)
             if late and (barrier.arrived or len(barrier.phases) > seen):

@@ -6,7 +6,8 @@ that role code holds none of them. Plain values; `layout` places them, `endpoint
 A pipeline may span the CTAs of a cluster: each has all roles, barriers and memory, but a role that
 is `leader` runs in the first CTA only and works for all of them. Where arrivals go follows from
 that. A signal that only leaders wait for collects the arrivals of all CTAs in the first one; where
-others wait too, a leader arrives in all CTAs; anything else stays in its CTA.
+others wait too, a leader arrives in all CTAs; anything else stays in its CTA, but for what a role
+copies into the other CTA of a pair: it arrives there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import attrs
 
 WARP = 32
 
-Reach = Literal["own", "leader", "all"]  # the CTAs on whose barriers a role arrives
+Reach = Literal["own", "leader", "all", "peer"]  # the CTAs on whose barriers a role arrives
 
 
 class How(enum.Enum):
@@ -29,6 +30,7 @@ class How(enum.Enum):
     COMMIT = "one arrival by the tensor core when all MMAs issued so far are done"
     WARPS = "one arrival by each warp of the role"
     THREADS = "one arrival by each thread of the role"
+    COPY = "one arrival by each warp of the role that announces bytes, which it copies to the peer"
 
 
 @attrs.frozen
@@ -116,9 +118,9 @@ class Region:
         name: Of the region.
         size: Bytes, or columns of 128 lanes x 32 bits, of one stage.
         stages: How many of them.
-        inside: A region that this one lies in, at `offset` of each stage: they alias on purpose. If
-            that one has a single stage, all stages of this one lie in it.
+        inside: A region that this one lies in, at `offset` of each stage: they alias on purpose.
         offset: See `inside`.
+        stride: From stage to stage, where all of them lie in the only stage of `inside`.
         align: Of each stage, in the unit of `size`.
     """
 
@@ -127,6 +129,7 @@ class Region:
     stages: int = 1
     inside: str | None = None
     offset: int = 0
+    stride: int | None = None
     align: int = 1
 
 
@@ -209,6 +212,7 @@ class Pipeline:
             How.COMMIT: lambda role: 1,
             How.WARPS: lambda role: role.warps,
             How.THREADS: lambda role: role.warps * WARP,
+            How.COPY: lambda role: role.warps,
         }
         everyone = signal.copies == 1
         return sum(
@@ -220,6 +224,8 @@ class Pipeline:
 
     def reach(self, signal: Signal, role: str) -> Reach:
         """On whose barriers `role` arrives; see the module."""
+        if signal.how(role) is How.COPY:
+            return "peer"
         to_leader = all(self.role(waiter).leader for waiter in signal.waiters)
         if self.ctas == 1 or self.role(role).leader == to_leader:
             return "own"

@@ -77,14 +77,17 @@ class Barriers(Fixed):
                     cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes, rank)
         return barrier
 
-    def _ctas(self, signal: Signal, role: str) -> tuple[int | None, ...]:
+    def _ctas(self, signal: Signal, role: str) -> tuple[Any, ...]:
         """Ranks of the CTAs to arrive at; None is this one."""
+        reach = self.pipeline.reach(signal, role)
+        if reach == "peer":
+            return (cute.arch.block_idx_in_cluster() ^ 1,)
         reached: dict[str, tuple[int | None, ...]] = {
             "own": (None,),
             "leader": (LEADER,),
             "all": tuple(range(self.pipeline.ctas)),
         }
-        return reached[self.pipeline.reach(signal, role)]
+        return reached[reach]
 
     def _commit(self, barrier: cute.Pointer, reached: int) -> None:
         if self.pipeline.ctas == 1:
@@ -94,7 +97,7 @@ class Barriers(Fixed):
             tcgen05.commit(barrier, mask, tcgen05.CtaGroup.TWO)
 
 
-def _arrive(barrier: cute.Pointer, ctas: tuple[int | None, ...]) -> None:
+def _arrive(barrier: cute.Pointer, ctas: tuple[Any, ...]) -> None:
     for rank in ctas:
         cute.arch.mbarrier_arrive(barrier, rank)
 

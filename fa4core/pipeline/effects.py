@@ -19,19 +19,20 @@ Unit = Literal["threads", "mma", "tma", "wgmma", "store"]
 
 @attrs.frozen
 class Access:
-    """One access of a region's stage."""
+    """One access of a region's stage; of the other CTA's of a pair if it is the `peer`'s."""
 
     kind: Literal["read", "write"]
     region: str
     stage: int = 0
+    peer: bool = False
 
 
 def reads(region: str, stage: int = 0) -> Access:
     return Access("read", region, stage)
 
 
-def writes(region: str, stage: int = 0) -> Access:
-    return Access("write", region, stage)
+def writes(region: str, stage: int = 0, peer: bool = False) -> Access:
+    return Access("write", region, stage, peer)
 
 
 @attrs.frozen
@@ -41,9 +42,9 @@ class Effect:
     Attributes:
         accesses: Its arguments (without self) to the accesses it makes.
         unit: Who makes them: the role's threads before the call returns; "mma", the tensor core in
-            the order of issue; "tma", which reports to the barrier in the argument `barrier`; or as
-            one group of asynchronous operations "wgmma" (a warpgroup's products) or "store" (TMA on
-            its way out), some time before the role drains them.
+            the order of issue; "tma", a bulk copy, which reports to the barrier in the argument
+            `barrier`; or as one group of asynchronous operations "wgmma" (a warpgroup's products)
+            or "store" (TMA on its way out), some time before the role drains them.
         drains: Whether the call waits for the unit's groups; its argument says how many may be
             left.
     """

@@ -43,16 +43,16 @@ def place(regions: tuple[Region, ...], limit: int, unit: str) -> dict[str, Place
             top = offset + stride * region.stages
             continue
         host = placed[region.inside]
-        apart = host.region.stages == 1 < region.stages  # all of them in the host's only stage
-        stride = -(-region.size // region.align) * region.align if apart else host.stride
-        last = region.offset + (stride * (region.stages - 1) if apart else 0)
-        if last + region.size > host.region.size or not (
-            apart or region.stages == host.region.stages
-        ):
+        stages, last = host.region.stages, region.offset
+        if region.stride is not None:  # all stages lie in one of the host's
+            last += region.stride * (region.stages - 1)
+            stages *= region.stages
+        if last + region.size > host.region.size or region.stages != stages:
             raise DoesNotFit(
                 f"{region.name}: {region.stages} x {region.size} {unit} at {region.offset} inside "
                 f"{region.inside}, which has {host.region.stages} x {host.region.size}"
             )
+        stride = host.stride if region.stride is None else region.stride
         placed[region.name] = Placed(region, host.offset + region.offset, stride)
     if top > limit:
         listed = ", ".join(f"{r.name} {r.stages} x {r.size}" for r in regions if not r.inside)

@@ -112,13 +112,13 @@ class Recorder:
         for slot in slots:
             if how is How.COMMIT:
                 self.events.append(Arrive(slot, 1, "mma"))
-            elif how is not How.TMA:  # TMA's arrival comes with its bytes
+            elif how not in (How.TMA, How.COPY):  # whose arrivals come with their bytes
                 self.events.append(Arrive(slot, warps if how is How.WARPS else warps * WARP))
-        return slots
+        return slots * warps if how is How.COPY else slots  # each warp copies its own share
 
     def _reached(self, signal: Signal, role: str) -> tuple[int, ...]:
         every = tuple(range(self.pipeline.ctas))
-        reached = {"own": (self.cta,), "leader": every[:1], "all": every}
+        reached = {"own": (self.cta,), "leader": every[:1], "all": every, "peer": (self.cta ^ 1,)}
         return reached[self.pipeline.reach(signal, role)]
 
 
@@ -203,7 +203,8 @@ def record(
             `function(work, plan, ends, copy)`; decorated for the device or not.
         work: The class of its work, whose methods declare effects.
         plan: With Python integers.
-        known: Attributes of the work that the role goes by, such as how many tiles there are.
+        known: Attributes of the work that the role goes by, such as how many tiles there are,
+            besides `cta`.
     """
     plain, declared = undecorated(function), pipeline.role(role)
     programs = []
@@ -212,7 +213,7 @@ def record(
         for copy in range(declared.copies):
             recorder = Recorder(pipeline, cta)
             extra = (copy,) if per_copy else ()
-            stand_in = _Work(work, recorder, known, declared.leader)
+            stand_in = _Work(work, recorder, {**known, "cta": cta}, declared.leader)
             plain(stand_in, plan, Ends(pipeline, role, recorder), *extra)
             name = f"{role}{copy}" if per_copy else role
             programs.append(Program(name + _of(cta), tuple(recorder.events)))

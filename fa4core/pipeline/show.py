@@ -14,7 +14,12 @@ from fa4core.console import facts, grid, section
 from fa4core.pipeline.declare import WARP, How, Pipeline, Region
 from fa4core.pipeline.layout import place
 
-_REACH = {"own": "", "leader": " at the first CTA", "all": " at all CTAs"}
+_REACH = {
+    "own": "",
+    "leader": " at the first CTA",
+    "all": " at all CTAs",
+    "peer": " at the other CTA",
+}
 
 
 def renderables(pipeline: Pipeline) -> Iterator[RenderableType]:

@@ -14,14 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from fa4core.lowering.outside import outside
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import TileMap
 from fa4core.program import VariantGraph
 from primitives.expr import Node, walk
+from primitives.wording import counted
 
 Range = tuple[Any, Any]  # least and greatest: ints, or arrays of several ranges
 
-_COUNTS = {"b": "sequences", "h": "query heads", "q": "queries", "k": "keys"}
+_COUNTS = {
+    "b": ("sequence",),
+    "h": ("query head",),
+    "q": ("query", "queries"),
+    "k": ("key",),
+}
 
 
 def check_captured(graph: VariantGraph, problem: Problem, device: torch.device) -> None:
@@ -38,7 +45,8 @@ def check_captured(graph: VariantGraph, problem: Problem, device: torch.device) 
         length = sink.attr.tensor.shape[0]
         if length != problem.heads_q:
             raise ValueError(
-                f"the sink has {length} logits for {problem.heads_q} query heads; one each"
+                f"the sink has {counted(length, 'logit')} for "
+                f"{counted(problem.heads_q, 'query head')}; one each"
             )
     sizes = {
         "b": problem.batch,
@@ -105,13 +113,11 @@ def _check_size(
     if low > high or (-size <= low and high < size):
         return
     used = " and ".join(
-        f"{sizes[v]} {_COUNTS[v]}" for v in ("b", "h", "q", "k") if v in index.free and sizes.get(v)
+        counted(sizes[v], *_COUNTS[v])
+        for v in ("b", "h", "q", "k")
+        if v in index.free and sizes.get(v)
     )
-    raise IndexError(
-        f"dimension {dim} of a captured tensor of shape {tuple(tensor.shape)} ({tensor.dtype}) has "
-        f"size {size}, but `{index}` runs over {low}..{high}"
-        f"{f' for {used}' if used else ''}; it is too small for this problem"
-    )
+    raise outside(node, dim, low, high, used)
 
 
 def _bounds(index: Node, ranges: Mapping[str, Range]) -> Range | None:

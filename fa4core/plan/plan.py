@@ -173,10 +173,13 @@ class Plan:
         schedules = makespan.candidates(False, self._orders_differ)
         return [makespan.simulate(tiles, s, workload) for s in schedules]
 
-    def work_tiles(self, rows: int, keys: int) -> WorkTiles:
-        """Work tiles of `rows` queries of a head, with the blocks of `keys` that each visits."""
-        across = self._map(self.variant.graph.mask, rows, keys)
-        return _work_tiles(across, self.problem.heads_q, (1.0, 1.0), self.problem.group)
+    def work_tiles(self, queries: int, keys: int, packed: int = 1) -> WorkTiles:
+        """Work tiles of `queries` queries of `packed` heads, with the blocks of `keys` that each
+        visits."""
+        p, mask = self.problem, any_of_group(self.variant.graph.mask, packed)
+        heads = p.heads_q // packed
+        across = self._map(mask, queries, keys, heads=heads)
+        return _work_tiles(across, heads, (1.0, 1.0), p.group // packed)
 
     def _work_tiles(self, packed: bool) -> WorkTiles:
         p, shape = self.problem, self.forward_tile

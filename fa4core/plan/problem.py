@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from primitives.sequence import Layout
+from primitives.wording import counted, typed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -118,7 +119,8 @@ class Problem:
         else:
             seqlens_k, starts_k = _lengths(k, layout.cu_seqlens_k, layout.seqused_k, "k")
         if len(seqlens_k) != batch:
-            raise ValueError(f"q has {batch} sequences and k has {len(seqlens_k)}; they must agree")
+            given = counted(batch, "sequence")
+            raise ValueError(f"q has {given} and k has {len(seqlens_k)}; they must agree")
         _check_bound("max_seqlen_q", layout.max_seqlen_q, seqlens_q)
         _check_bound("max_seqlen_k", layout.max_seqlen_k, seqlens_k)
         heads_q, heads_kv = q.shape[-2], k.shape[-2]
@@ -162,7 +164,8 @@ def _check_entries(name: str, values: object, batch: int) -> None:
         given = f"{values!r}, a {kind}" if isinstance(values, int | float | str) else f"a {kind}"
         raise TypeError(f"{name} is {given}; a tuple with {accepted}{hint}")
     if len(values) != batch:
-        raise ValueError(f"{name} has {len(values)} entries for batch={batch}; {accepted}")
+        given = counted(len(values), "entry", "entries")
+        raise ValueError(f"{name} has {given} for batch={batch}; {accepted}")
     for i, value in enumerate(values):
         if type(value) is not int and (  # asking an abstract class takes far longer
             not isinstance(value, numbers.Integral) or isinstance(value, bool)
@@ -179,7 +182,7 @@ def _shape(t: torch.Tensor) -> str:
 def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is a {type(t).__name__}; a torch tensor is accepted")
+            raise TypeError(f"{name} is {typed(t)}; a torch tensor is accepted")
         if t.dtype not in DTYPES:
             raise TypeError(
                 f"{name} is {t.dtype}; float16, bfloat16, float32 and float64 are accepted "
@@ -206,7 +209,10 @@ def _check_ranks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layo
         ("v", v, 3 if packed_k else 4, k_form),
     ):
         if t.dim() != rank:
-            raise ValueError(f"{name} has shape {_shape(t)}; with this layout {form} is accepted")
+            packed = t.dim() == 3 and rank == 4 and not paged
+            hint = "; packed tensors need layout=sequence.varlen(cu_seqlens_q)" if packed else ""
+            with_ = "without a layout" if not layout.tensors else "with this layout"
+            raise ValueError(f"{name} has shape {_shape(t)}; {with_} {form} is accepted{hint}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
             f"k has shape {_shape(k)} and v {_shape(v)}; all but the last dimension must agree"
@@ -257,7 +263,8 @@ def _used(lengths: list[int], used: torch.Tensor | None, name: str) -> tuple[int
     given = used.tolist()
     if len(given) != len(lengths):
         raise ValueError(
-            f"seqused_{name} has {len(given)} entries for {len(lengths)} sequences; one each"
+            f"seqused_{name} has {counted(len(given), 'entry', 'entries')} for "
+            f"{counted(len(lengths), 'sequence')}; one each"
         )
     for i, (n, most) in enumerate(zip(given, lengths, strict=True)):
         if not 0 <= n <= most:
@@ -270,7 +277,8 @@ def _paged_lengths(k: torch.Tensor, layout: Layout, batch: int) -> tuple[int, ..
     assert table is not None and used is not None
     pages, page_size = k.shape[0], k.shape[1]
     if table.shape[0] != batch:
-        raise ValueError(f"page_table has {table.shape[0]} rows for {batch} sequences; one each")
+        given = counted(table.shape[0], "row")
+        raise ValueError(f"page_table has {given} for {counted(batch, 'sequence')}; one each")
     lengths = _used([table.shape[1] * page_size] * batch, used, "k")
     entries = table.numpy(force=True)  # at once: from a GPU every look would be a copy
     needed = np.arange(table.shape[1]) < -(-np.array(lengths) // page_size)[:, None]

@@ -18,6 +18,7 @@ from fa4core.plan.makespan import Estimate, best
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL
 from primitives.expr import pretty
 from primitives.schedule import Order, Schedule
+from primitives.wording import counted
 
 if TYPE_CHECKING:
     from fa4core.plan.explain import Explanation
@@ -84,7 +85,7 @@ def _call(e: Explanation) -> Table:
         *([f"pages of {p.page_size} keys"] if p.page_size else []),
     ]
     layout = f", {', '.join(kinds)}" if kinds else ""
-    sequences = f"{p.batch} sequence{'s' if p.batch != 1 else ''}"
+    sequences = counted(p.batch, "sequence")
     rows = [
         ("problem", f"{sequences} of {_span(p.seqlens_q)} queries x {_span(p.seqlens_k)} keys"),
         ("", f"{heads}, head dim {dims}, {str(p.dtype).removeprefix('torch.')}{layout}"),

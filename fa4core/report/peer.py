@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import itertools
 import os
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -103,32 +104,95 @@ def compile_fa4(variant: Variant, problem: Problem, target: Target) -> Artifact:
     Raises:
         ModuleNotFoundError, NotImplementedError: As `import_fa4` and `fa4_arguments`.
     """
+    call = _calling(variant, problem, target)
+    compiled: list[Any] = []
+    with dsl_settings(target, observer=compiled.append), fa4_asked_anew():
+        call()
+    (forward,) = compiled
+    return artifact_of(forward, target)
+
+
+class _Chosen(Exception):
+    """Carries what a kernel would have been made with."""
+
+
+def fa4_options(variant: Variant, problem: Problem, target: Target) -> dict[str, Any]:
+    """What FlashAttention-4 makes its forward kernel for a call with: tiles, CTAs, scheduler.
+
+    Compiles nothing.
+
+    Raises:
+        ModuleNotFoundError, NotImplementedError: As `import_fa4` and `fa4_arguments`.
+    """
+
+    def chosen(_: Any, options: dict[str, Any]) -> None:
+        raise _Chosen(options)
+
+    call = _calling(variant, problem, target)
+    try:
+        with dsl_settings(target), fa4_asked_anew(chosen):
+            call()
+    except _Chosen as found:
+        return found.args[0]
+    raise NotImplementedError("FlashAttention-4 takes none of its usual forward kernels here")
+
+
+@contextlib.contextmanager
+def fa4_asked_anew(
+    make: Callable[[Any, dict[str, Any]], Any] | None = None, kernels: dict | None = None
+) -> Iterator[None]:
+    """For a while, FlashAttention-4 knows no GPU and no kernel from before, nor keeps any.
+
+    Args:
+        make: Makes its forward kernels instead, from their class and what it is to be called with.
+        kernels: Where it finds and keeps them meanwhile.
+    """
+    interface = import_fa4()
+    kept: dict = {} if kernels is None else kernels
+    names = ("FlashAttentionForwardSm90", "FlashAttentionForwardSm100")
+    made = {} if make is None else {n: _made_by(make, getattr(interface, n)) for n in names}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(interface._flash_attn_fwd, "compile_cache", kept))
+        for name, replaced in made.items():
+            stack.enter_context(mock.patch.object(interface, name, replaced))
+        interface._get_device_arch.cache_clear()
+        stack.callback(interface._get_device_arch.cache_clear)
+        yield
+
+
+def _made_by(make: Callable[[Any, dict[str, Any]], Any], original: Any) -> Callable[..., Any]:
+    """A function in place of a class."""
+    fields = tuple(inspect.signature(original).parameters)
+
+    def replaced(*given: Any, **named: Any) -> Any:
+        return make(original, dict(zip(fields, given, strict=False)) | named)
+
+    return replaced
+
+
+def _calling(variant: Variant, problem: Problem, target: Target) -> Callable[[], None]:
+    """A call of FlashAttention-4 with tensors that are not there: it compiles, and nothing runs."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     arguments = fa4_arguments(variant)
     interface = import_fa4()
-    from flash_attn.cute.cache_utils import JITCache
-
-    compiled: list[Any] = []
     p = problem
-    with (
-        _environment(target),
-        dsl_settings(target, observer=compiled.append),
-        known_hardware(target, target.num_sms),
-        mock.patch.object(interface._flash_attn_fwd, "compile_cache", JITCache()),
-        FakeTensorMode(),
-    ):
-        q, k, v = (
-            torch.empty(p.batch, rows, heads, d, dtype=p.dtype, device="cuda")
-            for rows, heads, d in (
-                (max(p.seqlens_q), p.heads_q, p.head_dim),
-                (max(p.seqlens_k), p.heads_kv, p.head_dim),
-                (max(p.seqlens_k), p.heads_kv, p.head_dim_v),
-            )
-        )
-        interface.flash_attn_func(q, k, v, return_lse=True, **arguments)
-    (forward,) = compiled
-    return artifact_of(forward, target)
+    shapes = (
+        (p.batch, max(p.seqlens_q), p.heads_q, p.head_dim),
+        (p.batch, max(p.seqlens_k), p.heads_kv, p.head_dim),
+        (p.batch, max(p.seqlens_k), p.heads_kv, p.head_dim_v),
+    )
+
+    def call() -> None:
+        with (
+            _environment(target),
+            known_hardware(target, target.num_sms),
+            FakeTensorMode(),
+        ):
+            q, k, v = (torch.empty(shape, dtype=p.dtype, device="cuda") for shape in shapes)
+            interface.flash_attn_func(q, k, v, return_lse=True, **arguments)
+
+    return call
 
 
 @contextlib.contextmanager

@@ -73,23 +73,24 @@ class Memory(Fixed):
         placed = self.spec.smem[name]
         return boxes(self.begin, placed, rows, columns, height, dtype or self.dtype)
 
-    def row(self, name: str, thread: Any, stage: Any = 0, piece: Any = 0) -> Row:
-        """Row `thread` of a region whose stages are panels of 128 bytes, from `stage` on.
+    def row(self, name: str, thread: Any, stage: Any = 0, nbytes: int = 128, piece: Any = 0) -> Row:
+        """Row `thread` of a region whose stages are panels of 128 or 64 bytes, from `stage` on.
 
         Args:
-            piece: Of 16 bytes, where it begins; what is written must lie in as many as divide it.
+            piece: Of 16 bytes, where it begins: the first of a half or of the whole.
         """
         stride = self.spec.smem[name].stride
-        return Row(self.at(name, cutlass.Uint8).toint() + stage * stride, stride, thread, piece)
+        begin = self.at(name, cutlass.Uint8).toint() + stage * stride
+        return Row(begin, stride, thread, nbytes, piece)
 
     def column(self, name: str, warp: Any, lane: Any) -> Column:
-        """Column `lane` of the 32 rows of a warp in a region like that, of float32."""
+        """Column `lane` of the 32 rows that a warp has in a region of panels of 128 bytes."""
         stride = self.spec.smem[name].stride
         return Column(self.at(name, cutlass.Uint8).toint() + warp * (32 * 128), stride, lane)
 
 
 class Row(Fixed):
-    """A row of a panel of 128 bytes, which a thread writes 16 bytes at a time.
+    """A row of a panel of 128 or 64 bytes, which a thread writes 16 bytes at a time.
 
     One address serves all pieces: which of them lies where is an exclusive or with the row's
     number (the swizzle), and the address has these bits of both.
@@ -99,8 +100,9 @@ class Row(Fixed):
         stride: Bytes from stage to stage.
     """
 
-    def __init__(self, begin: Any, stride: int, row: Any, piece: Any = 0):
-        self.address, self.stride = begin + row * 128 + (row % 8 ^ piece) * 16, stride
+    def __init__(self, begin: Any, stride: int, row: Any, nbytes: int, piece: Any = 0):
+        swizzle = row * nbytes // 128 % (nbytes // 16)
+        self.address, self.stride = begin + row * nbytes + (swizzle ^ piece) * 16, stride
 
     def write(self, values: cute.Tensor, stage: Any = 0, first: int = 0, zero: Any = 0) -> None:
         """Values of the thread's registers, from piece `first` on.

@@ -16,11 +16,13 @@ from fa4core.testing.check import (
     assert_case_correct,
     assert_close_to_oracle,
     assert_variant_correct,
+    by_backend,
+    default_exp,
     judge,
     run,
     shapes_up_to,
 )
-from fa4core.testing.dense import Outputs, magnitudes, plain
+from fa4core.testing.dense import Outputs, plain
 from fa4core.testing.gradients import check_gradients
 from fa4core.testing.source import build
 from fa4core.testing.tilemap import TileCheck, check_tile_map
@@ -39,12 +41,13 @@ __all__ = [
     "assert_close_to_oracle",
     "assert_variant_correct",
     "build",
+    "by_backend",
     "check_gradients",
     "check_tile_map",
     "compare",
+    "default_exp",
     "floor",
     "judge",
-    "magnitudes",
     "oracle",
     "plain",
     "run",

@@ -14,12 +14,15 @@ import attrs
 import torch
 
 from fa4core.attention import attention
+from fa4core.backends import choose
+from fa4core.dispatch import place_of
 from fa4core.plan.problem import Problem
-from fa4core.plan.target import SM100
+from fa4core.plan.target import target
 from fa4core.reference.oracle import oracle
 from fa4core.testing.case import Case, Inputs, LayoutSpec, Shape
-from fa4core.testing.dense import Outputs, magnitudes, plain
-from fa4core.testing.tolerance import Comparison, compare, floor, report
+from fa4core.testing.dense import Outputs, plain
+from fa4core.testing.magnitudes import sizes
+from fa4core.testing.tolerance import Comparison, compare, exp_error, floor, report
 from fa4core.variant import Variant
 from primitives.exp import Exp
 
@@ -90,39 +93,51 @@ def judge(
     backward = any(name.startswith("d") for name in results)
     expected = run(_oracle, inputs, scale=scale, backward=backward)
     yardstick = run(_plain, inputs, scale=scale, backward=backward)
-    sizes = magnitudes(
+    by_kernel, exp = exp is not None, inputs.variant.exp or exp
+    size = sizes(
         inputs.q, inputs.k, inputs.v, inputs.variant, inputs.layout,
-        inputs.grad_out, inputs.grad_lse, scale=scale,
+        inputs.grad_out, inputs.grad_lse, scale=scale, exp=exp if by_kernel else None,
     )  # fmt: skip
-    score, comparisons = float(sizes["score"]), []
-    moved = 0.0 if exp is None else float(sizes["quick"])
-    exp = inputs.variant.exp or exp
     longest = _longest_sum(Problem.from_tensors(inputs.q, inputs.k, inputs.v, inputs.layout))
+    comparisons = []
     for name, given in results.items():
         statistic = name in ("lse", "row_max")
-        dtype = given.dtype if statistic else _coarser(given.dtype, inputs.q.dtype)
-        magnitude = sizes.get(name)
+        allowed: Tensor | float = size.allowed.get(name, 0.0)
         if statistic:  # absolute errors, and the rounding of the number itself
             magnitude = 1.0 + torch.where(expected[name].isfinite(), expected[name].abs(), 0.0)
-        assert magnitude is not None
-        if not statistic:
-            magnitude = magnitude + longest * _flushed(name, inputs)
+            dtype = given.dtype
+            allowed = allowed + (exp_error(exp) if name == "lse" else 0.0)
+        else:
+            magnitude = size.magnitude[name] + longest * _flushed(name, inputs)
+            dtype = _coarser(given.dtype, inputs.q.dtype)
         captured = name not in ("out", "lse", "row_max", "dq", "dk", "dv")
-        least = floor(dtype, score, longest, None if name == "row_max" else exp, captured=captured)
-        quick = moved * (1.0 if statistic else 2.0)  # numerator and denominator
-        least = attrs.evolve(least, policy=least.policy + quick)
+        least = floor(dtype, size.score, longest, None if statistic else exp, captured=captured)
         # Elements of a table may share all their roundings; which is not known here.
         row = 1 if statistic else max(1, given.numel()) if captured else given.shape[-1]
         comparisons.append(
-            compare(name, given, expected[name], yardstick[name], magnitude, least, row)
+            compare(name, given, expected[name], yardstick[name], magnitude, least, row, allowed)
         )
     return comparisons
 
 
-def default_exp(backend: str) -> Exp | None:
-    """The exp policy of a backend's kernels, for variants that leave it open."""
-    # the tolerance asks for the degree, and whether there is a polynomial at all
-    return SM100.exp(head_dim=128) if backend in ("sm100", "emulator") else None
+def default_exp(backend: str, inputs: Inputs) -> Exp | None:
+    """The exp policy of the kernels that a call takes, for variants that leave it open.
+
+    It is the target's: with "emulator" that of the session that is open, so ask inside of it.
+
+    Args:
+        backend: As of `fa4core.attention`.
+        inputs: Of the call.
+
+    Returns:
+        None if no kernel computes it.
+    """
+    problem = Problem.from_tensors(inputs.q, inputs.k, inputs.v, inputs.layout)
+    chosen, _ = choose(backend, inputs.q.device, inputs.variant.program, problem)
+    if chosen == "reference":
+        return None
+    of = target(place_of(chosen, inputs.q.device).target)
+    return of.exp(max(problem.head_dim, problem.head_dim_v))
 
 
 def _flushed(name: str, inputs: Inputs) -> float:
@@ -198,7 +213,7 @@ def assert_case_correct(
     again = f"again:\n  from fa4core.testing import *\n  assert_case_correct({case}"
     again += "" if backend == "auto" else f", backend={backend!r}"
     again += "" if scale is None else f", scale={scale}"
-    exp = default_exp(backend)
+    exp = None if attend else default_exp(backend, inputs)
     assert_close_to_oracle(results, inputs, scale=scale, context=again + ")", exp=exp)
 
 
@@ -292,7 +307,7 @@ def _failures(
             f"{error}\nThe variant was run with {case.shape}; give `shapes` that its tables serve "
             "(see `shapes_up_to`), or pass a function that makes the variant of a shape"
         ) from error
-    comparisons = judge(results, inputs, scale=scale, exp=default_exp(backend))
+    comparisons = judge(results, inputs, scale=scale, exp=default_exp(backend, inputs))
     if all(c.ok for c in comparisons):
         return []
     again = (

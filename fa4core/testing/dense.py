@@ -1,9 +1,8 @@
 """Dense attention in plain torch: the yardstick that errors are measured with.
 
 `plain` is what a user of torch would write without fa4core: the whole score matrix, operands at
-the inputs' dtype, sums in float32. `magnitudes` are the sums of absolute values behind each output
-element, which say how large its rounding errors may be. Knows the expression graph and torch;
-used by `tolerance` and `check`. It shares no code with the oracle, the interpreter or a kernel.
+the inputs' dtype, sums in float32. Knows the expression graph and torch; used by `magnitudes` and
+`check`. It shares no code with the oracle, the interpreter or a kernel.
 """
 
 from __future__ import annotations
@@ -17,14 +16,9 @@ import torch
 from fa4core.lowering.torch import evaluate
 from fa4core.plan.problem import Problem
 from fa4core.variant import Variant
-from primitives.expr import Node, algebra, substitute, walk
-from primitives.expr.trace import Derivative
 from primitives.sequence import Layout
 
 Tensor = torch.Tensor
-
-#: Largest relative error of functions that kernels approximate in score mods of half types.
-QUICK_ERROR = {"tanh": 6.6e-4, "exp": 9e-5, "exp2": 9e-5, "sigmoid": 9e-5}
 
 
 @attrs.frozen(eq=False)
@@ -161,7 +155,7 @@ def plain(
         scale: Of the scores; default 1/sqrt(head_dim).
     """
     problem = Problem.from_tensors(q, k, v, layout)
-    compute = _compute_dtype(q.dtype)
+    compute = compute_dtype(q.dtype)
     factor = problem.head_dim**-0.5 if scale is None else scale
     shape = q.shape[:-1]
     out = q.new_zeros(*shape, problem.head_dim_v, dtype=compute)
@@ -169,7 +163,7 @@ def plain(
     row_max = torch.full(shape, -math.inf, dtype=compute)
     for rows in sequences(problem, layout):
         q_b, k_b, v_b = rows.queries(q), rows.keys(k), rows.keys(v)
-        q_h, k_h, v_h = (_by_head(t.to(compute), problem.heads_q) for t in (q_b, k_b, v_b))
+        q_h, k_h, v_h = (by_head(t.to(compute), problem.heads_q) for t in (q_b, k_b, v_b))
         raw = _rounded_gradient(q_h @ k_h.transpose(-1, -2), q.dtype) * factor
         s = score_matrix(raw, variant, rows.b)
         result = s.p.to(q.dtype).to(compute) @ v_h
@@ -178,11 +172,11 @@ def plain(
     return Outputs(out.to(q.dtype), lse.transpose(-1, -2), row_max.transpose(-1, -2))
 
 
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _by_head(t: Tensor, heads: int) -> Tensor:
+def by_head(t: Tensor, heads: int) -> Tensor:
     """(heads, seqlen, d) of (seqlen, heads_kv, d), each KV head repeated for its query heads."""
     return t.transpose(0, 1).repeat_interleave(heads // t.shape[1], dim=0)
 
@@ -192,124 +186,3 @@ def _rounded_gradient(t: Tensor, dtype: torch.dtype) -> Tensor:
     if t.requires_grad and t.dtype != dtype:
         t.register_hook(lambda g: g.to(dtype).to(g.dtype))
     return t
-
-
-@torch.no_grad()
-def magnitudes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    variant: Variant,
-    layout: Layout | None,
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    *,
-    scale: float | None = None,
-) -> dict[str, Tensor]:
-    """For each element of each result, the sum of the absolute values it is computed from.
-
-    Rounding each of those once by a relative u changes the element by at most u times this sum
-    (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1 and 3.5).
-
-    Returns:
-        float64 tensors "out", "lse", "dq", "dk", "dv" and "d<i>" for the i-th captured tensor that
-        requires grad, in the shapes of what they describe, a 0-d "score": the largest
-        `|scale| * sum(|q| |k|) + |modified score|` of an attended pair, and a 0-d "quick": how much
-        a modified score of half types may be wrong because kernels approximate functions.
-    """
-    return _Magnitudes(q, k, v, variant, layout, grad_out, grad_lse, scale).result
-
-
-def _with_errors(score: Node) -> Node:
-    """A score function whose approximated functions are wrong by their stated error."""
-    wrong = {n: algebra.mul(n, 1.0 + QUICK_ERROR[n.op]) for n in walk(score) if n.op in QUICK_ERROR}
-    return substitute([score], wrong)[0]
-
-
-class _Magnitudes:
-    """Accumulates `magnitudes` over sequences."""
-
-    def __init__(self, q, k, v, variant, layout, grad_out, grad_lse, scale) -> None:
-        problem = Problem.from_tensors(q, k, v, layout)
-        self.problem, self.variant = problem, variant
-        self.scale = problem.head_dim**-0.5 if scale is None else scale
-        self.tiny = torch.finfo(q.dtype).smallest_normal
-        # A derivative such as 1 - tanh^2 is wrong by float32's eps, however small it is itself.
-        eps, exact = (torch.finfo(t).eps for t in (q.dtype, _compute_dtype(q.dtype)))
-        self.slope_error = exact / eps
-        self.learned = [t for t in variant.tensors if t.requires_grad]
-        named = {"out": grad_out, "lse": grad_lse, "dq": q, "dk": k, "dv": v}
-        named |= {f"d{i}": t for i, t in enumerate(self.learned)}
-        self.result = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in named.items()}
-        self.result["score"] = torch.zeros((), dtype=torch.float64)
-        self.result["quick"] = torch.zeros((), dtype=torch.float64)
-        self.quick = _with_errors(variant.graph.score) if q.dtype.itemsize == 2 else None
-        for rows in sequences(problem, layout):
-            self._sequence(rows, q, k, v, grad_out, grad_lse)
-
-    def _sequence(self, rows: Rows, q, k, v, grad_out, grad_lse) -> None:
-        heads = self.problem.heads_q
-        q_h, k_h, v_h, do = (
-            _by_head(t.double(), heads)
-            for t in (rows.queries(q), rows.keys(k), rows.keys(v), rows.queries(grad_out))
-        )
-        dlse = rows.queries(grad_lse.transpose(-1, -2)).double().transpose(0, 1)
-        raw = (q_h @ k_h.transpose(-1, -2) * self.scale).requires_grad_()
-        with torch.enable_grad():
-            s = score_matrix(raw, self.variant, rows.b)
-            slope = torch.zeros_like(raw)
-            if s.modified.requires_grad:
-                (found,) = torch.autograd.grad(s.modified.sum(), raw, allow_unused=True)
-                slope = slope if found is None else found
-        live = s.mask
-        p = torch.where(live, s.p + self.tiny, 0.0)
-        row = (do.abs() * (p @ v_h.abs())).sum(-1) + dlse.abs()  # of delta and d LSE
-        ds = p * ((do @ v_h.transpose(-1, -2)).abs() + row[..., None])
-        slope = slope.abs() + self.slope_error
-        draw = torch.where(live, ds * slope + self.tiny, 0.0) * abs(self.scale)
-        self._add("out", rows.q, p @ v_h.abs())
-        self._add("dq", rows.q, draw @ k_h.abs())
-        self._add_keys("dk", rows, draw.transpose(-1, -2) @ q_h.abs())
-        self._add_keys("dv", rows, p.transpose(-1, -2) @ do.abs())
-        products = q_h.abs() @ k_h.abs().transpose(-1, -2) * abs(self.scale) + s.modified.abs()
-        products = torch.where(live & s.modified.isfinite(), products, 0.0)
-        if products.numel():
-            self.result["score"] = torch.maximum(self.result["score"], products.max())
-        if self.quick is not None and products.numel():
-            variables = indices(rows.b, *raw.shape) | {"score": torch.where(live, raw, 0.0)}
-            (wrong,) = evaluate([self.quick], variables, dtype=raw.dtype, live=live)
-            moved = torch.where(live & s.modified.isfinite(), (wrong - s.modified).abs(), 0.0)
-            self.result["quick"] = torch.maximum(self.result["quick"], moved.max().detach())
-        score, sink = self.variant.gradient
-        self._captured(score, rows.b, raw, ds)
-        row_sums = (s.p_sink * row)[..., None]
-        self._captured(sink, rows.b, torch.zeros_like(row_sums), row_sums)
-
-    def _add(self, name: str, at: tuple, value: Tensor) -> None:
-        self.result[name][at] += value.transpose(0, 1)
-
-    def _add_keys(self, name: str, rows: Rows, value: Tensor) -> None:
-        group = self.problem.group
-        value = value.unflatten(0, (-1, group)).sum(1).transpose(0, 1)
-        if rows.pages is None:
-            self.result[name][rows.k] += value
-            return
-        size = self.problem.page_size or 1
-        padded = value.new_zeros(len(rows.pages) * size, *value.shape[1:])
-        padded[: len(value)] = value
-        self.result[name][rows.pages] += padded.unflatten(0, (-1, size))
-
-    def _captured(self, derivative: Derivative, b: int, raw: Tensor, weight: Tensor) -> None:
-        """Scatter `weight * |d value / d element|` to the elements of the captured tensors."""
-        if raw.numel() == 0:
-            return
-        variables = indices(b, self.problem.heads_q, raw.shape[1], raw.shape[2]) | {"score": raw}
-        for capture, index, node in derivative.captured:
-            *at, slope = evaluate([*index, node], variables, dtype=torch.float64)
-            position = next(i for i, t in enumerate(self.learned) if t is capture.tensor)
-            total = self.result[f"d{position}"]
-            value = (weight * slope.abs()).expand(raw.shape)
-            if not at:
-                total += value.sum()
-                continue
-            total.index_put_(tuple(i.expand(raw.shape) for i in at), value, accumulate=True)

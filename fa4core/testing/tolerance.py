@@ -28,9 +28,10 @@ not. In units of `eps` of the result's dtype:
 * float64: the same, and nothing averages out: the oracle itself is as wrong as that.
 
 Exponentials by polynomial add twice the polynomial's relative error (numerator and denominator) to
-both limits: it is the same in every row. So do the functions that kernels approximate in the score
-functions of half types (`dense.QUICK_ERROR`), as far as they move a score: once for LSE and row
-maximum, twice for the rest.
+both limits: it is the same in every row. An LSE may be wrong by that error itself, once. Functions
+that kernels approximate in the score functions of half types (`magnitudes.QUICK_ERROR`) move scores
+by a known amount, and each element of a result by one that follows from it: that much is taken off
+the error of the element before it is judged.
 """
 
 from __future__ import annotations
@@ -88,8 +89,12 @@ def floor(
     sums = score + longest_sum**0.5
     half = eps * (0.25 if captured else 1.0) + single * sums
     base = eps * (4.0 + sums) if eps <= single else half
-    polynomial = exp is not None and exp.fraction > 0
-    return Floor(base, 2.0 * POLYNOMIAL_ERROR[exp.degree] if exp and polynomial else 0.0)
+    return Floor(base, 2.0 * exp_error(exp))
+
+
+def exp_error(exp: Exp | None) -> float:
+    """The largest relative error of exponentials under a policy, beyond float32's rounding."""
+    return POLYNOMIAL_ERROR[exp.degree] if exp is not None and exp.fraction > 0 else 0.0
 
 
 @attrs.frozen
@@ -98,7 +103,8 @@ class Comparison:
 
     Attributes:
         name: Of the output or gradient.
-        worst, rms: Of the result's scaled errors; inf if it is NaN or infinite where it must not.
+        worst, rms: Of the result's scaled errors, less what is allowed to approximations; inf if it
+            is NaN or infinite where it must not.
         plain_worst, plain_rms: Of plain torch's.
         floor: See the module.
         where: Index of the worst element; None of an empty tensor.
@@ -159,6 +165,7 @@ def compare(
     magnitude: Tensor,
     floor: Floor,
     row: int = 1,
+    allowed: Tensor | float = 0.0,
 ) -> Comparison:
     """Judge one tensor by the rule of this module.
 
@@ -170,6 +177,7 @@ def compare(
         magnitude: float64, the same shape, or one that broadcasts to it.
         floor: See `floor`.
         row: Elements that share their roundings: the head dim of outputs and gradients.
+        allowed: How much an element may be wrong by approximation, besides.
 
     Raises:
         AssertionError: The shapes differ.
@@ -183,7 +191,8 @@ def compare(
         return Comparison(name, floor=floor)
     # What is held in `result`'s dtype has its underflow as an absolute error.
     magnitude = magnitude.expand(oracle.shape) + torch.finfo(result.dtype).smallest_normal
-    error, yardstick = _scaled(result, oracle, magnitude), _scaled(plain, oracle, magnitude)
+    error = _scaled(result, oracle, magnitude, allowed)
+    yardstick = _scaled(plain, oracle, magnitude)
     usable = yardstick[yardstick.isfinite()]  # plain torch may overflow where others must not
     plain_worst = float(usable.max()) if usable.numel() else 0.0
     position = torch.unravel_index(error.argmax(), error.shape)
@@ -205,10 +214,13 @@ def compare(
     )
 
 
-def _scaled(given: Tensor, oracle: Tensor, magnitude: Tensor) -> Tensor:
-    """|given - oracle| / magnitude; 0 where both are the same infinity, inf where one is NaN."""
+def _scaled(
+    given: Tensor, oracle: Tensor, magnitude: Tensor, allowed: Tensor | float = 0.0
+) -> Tensor:
+    """(|given - oracle| - allowed) / magnitude, at least 0; 0 where both are the same infinity, inf
+    where one is NaN."""
     given, oracle = given.double(), oracle.double()
-    error = (given - oracle).abs() / magnitude
+    error = ((given - oracle).abs() - allowed).clamp(min=0.0) / magnitude
     error = torch.where(given == oracle, 0.0, error)
     return torch.where(error.isnan(), math.inf, error)
 

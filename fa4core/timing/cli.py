@@ -6,8 +6,10 @@ Compiles here and runs small problems in the emulator; no GPU is needed, and not
 from __future__ import annotations
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -16,12 +18,21 @@ from fa4core import console
 from fa4core.cli_variant import REFUSALS, SETTINGS, requested, takes_problem
 from fa4core.compile.tools import ToolMissing
 
+if TYPE_CHECKING:
+    from fa4core.timing.problem import Modelled
+
 
 @click.command(context_settings=SETTINGS, short_help="Modelled time of a variant's kernel.")
 @takes_problem
 @click.option("--target", type=click.Choice(["sm100", "sm103", "sm90"]), default="sm100")
 @click.option("--peer", type=click.Choice(["fa4"]), help="Model FlashAttention-4's kernel, too.")
 @click.option("--only", type=click.Choice(["ours", "fa4"]), help="Model one kernel, whichever.")
+@click.option(
+    "--ctas",
+    type=click.Choice(["1", "2"]),
+    multiple=True,
+    help="CTAs that share a work tile of ours; twice: both, side by side.",
+)
 @click.option("--clock", type=click.FloatRange(min=0.1), help="GHz; the target's if left out.")
 @click.option("--seeds", type=click.IntRange(1), default=6, show_default=True)
 @click.option("--hot", type=click.IntRange(0), default=0, help="List the costliest instructions.")
@@ -31,6 +42,7 @@ def time(
     target: str,
     peer: str | None,
     only: str | None,
+    ctas: tuple[str, ...],
     clock: float | None,
     seeds: int,
     hot: int,
@@ -44,29 +56,55 @@ def time(
     tensor core, shared memory, bulk copies, barriers. Every figure is modelled; the documentation
     says how far off published ones were. VARIANT and the options of its own are as for `explain`.
     """
-    from fa4core.timing import subject
     from fa4core.timing.graph import NoMatch
-    from fa4core.timing.problem import model
     from fa4core.timing.show import renderables
 
-    makers = {"ours": subject.ours, "fa4": subject.fa4}
-    names = [only] if only else ["ours", *([peer] if peer else [])]
+    kernels: list[tuple[str, int | None]] = [("ours", int(n)) for n in ctas] or [("ours", None)]
+    kernels += [(peer, None)] if peer else []
+    kernels = [k for k in kernels if k[0] == only] or [("fa4", None)] if only else kernels
     try:
-        variant, problem = requested(**asked)
-        kernels = [
-            model(makers[name](variant, problem, target), variant, problem, target, clock, seeds)
-            for name in names
-        ]
+        requested(**asked)  # what is wrong with it is said at once
+        found = _modelled_together(kernels, asked, target, clock, seeds)
     except (*REFUSALS, ToolMissing, NoMatch) as error:
         raise click.ClickException(str(error)) from error
-    console.show(*renderables(kernels, hot))
+    console.show(*renderables(found, hot))
     if plot is not None:
         from fa4core.timing.plot import draw
 
-        draw(kernels[0], target).savefig(plot)
+        draw(found[0], target).savefig(plot)
         click.echo(f"drawn: {plot}")
     if path is not None:
-        path.write_text(json.dumps([_as_json(k) for k in kernels], indent=1) + "\n")
+        path.write_text(json.dumps([_as_json(k) for k in found], indent=1) + "\n")
+
+
+def _modelled_together(kernels: list[tuple[str, int | None]], *rest: Any) -> list[Modelled]:
+    """Each kernel but the first in a process of its own, for they are compiled for seconds."""
+    first, *others = kernels
+    if not others:
+        return [_modelled(first, *rest)]
+    with ProcessPoolExecutor(len(others), multiprocessing.get_context("spawn")) as pool:
+        pending = [pool.submit(_modelled, kernel, *rest) for kernel in others]
+        return [_modelled(first, *rest), *(p.result() for p in pending)]
+
+
+def _modelled(
+    kernel: tuple[str, int | None],
+    asked: dict[str, Any],
+    target: str,
+    clock: float | None,
+    seeds: int,
+) -> Modelled:
+    """One kernel, given as whose it is and its CTAs, if they are not those of the call."""
+    from fa4core.timing import peer, subject
+    from fa4core.timing.problem import model
+
+    variant, problem = requested(**asked)
+    name, ctas = kernel
+    if name == "fa4":
+        made = peer.fa4(variant, problem, target)
+    else:
+        made = subject.ours(variant, problem, target, ctas)
+    return model(made, variant, problem, target, clock, seeds)
 
 
 def _as_json(kernel: Any) -> dict[str, Any]:

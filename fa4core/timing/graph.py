@@ -91,13 +91,15 @@ class Graph:
         lines = ["", *ptx.splitlines()]
         self.text = [lines[c.line] if c.line < len(lines) else "" for c in control]
         found = code.instructions
-        self.forbidden = [i.opcode in ("CALL", "BPT") for i in found]  # ends of broken programs
+        self.forbidden = np.array([i.opcode in ("CALL", "BPT") for i in found])  # broken programs
         self.sleeps = [self._sleeps(n) for n in range(len(found))]
         self.anchor = [_anchor(i, self.text[n]) for n, i in enumerate(found)]
         self.cost = np.array([_RETRY if i.opcode == "NANOSLEEP" else 0.0 for i in found])
         self.next = [self._successors(n) for n in range(len(found))]
         self.line = np.array([c.line for c in control])
-        self._ways: dict[int, list[Way]] = {}
+        self._block = self._blocks()
+        self._ways: dict[tuple[int, Set[int] | None], list[Way]] = {}
+        self._many: set[int] = set()  # where there are too many ways to look at all
 
     def _sleeps(self, n: int) -> bool:
         """Whether a wait is a retry, or has its retry behind it: its line is then its own."""
@@ -114,20 +116,42 @@ class Graph:
             return targets + behind if i.conditional else targets
         return behind
 
-    def ways(self, start: int) -> list[Way]:
-        """Ways from behind `start` to the next anchor, or to the end."""
-        if start not in self._ways:
-            self._ways[start] = list(self._find(start))
-        return self._ways[start]
+    def _blocks(self) -> np.ndarray:
+        """The number of each instruction's basic block."""
+        first = np.zeros(len(self.next) + 1, bool)
+        for n, following in enumerate(self.next):
+            if following != (n + 1,):
+                first[[n + 1, *following]] = True
+        return np.cumsum(first[:-1])
 
-    def _find(self, start: int) -> Iterator[Way]:
+    def ways(self, start: int, lines: frozenset[int]) -> list[Way]:
+        """Ways from behind `start` to the next anchor, or to the end; if there are too many, only
+        those through basic blocks that have one of the lines that a warp executed."""
+        key = start, lines if start in self._many else None
+        if key not in self._ways:
+            try:
+                self._ways[key] = list(self._find(start, None if key[1] is None else lines))
+            except NoMatch:
+                if key[1] is not None:
+                    raise
+                self._many.add(start)
+                return self.ways(start, lines)
+        return self._ways[key]
+
+    def _closed(self, lines: frozenset[int]) -> np.ndarray:
+        """Whether an instruction is in a basic block with none of these lines."""
+        known = np.isin(self.line, list(lines)) | (self.line == 0)
+        return ~np.isin(self._block, self._block[known])
+
+    def _find(self, start: int, lines: frozenset[int] | None) -> Iterator[Way]:
+        closed = self.forbidden if lines is None else (self.forbidden | self._closed(lines))
         count = 0
         stack: list[tuple[list[int], int]] = [([], n) for n in self.next[start]]
         if not stack:
             yield self._way([], None)
         while stack:
             path, at = stack.pop()
-            while not self.forbidden[at]:
+            while not closed[at]:
                 if self.anchor[at] is not None:
                     count += 1
                     yield self._way(path, at)

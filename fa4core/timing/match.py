@@ -74,6 +74,7 @@ def match(graph: Graph, warp: WarpTrace, lines: np.ndarray) -> list[Step]:
     """
     anchors = _anchors_of(warp)
     executed = lines[warp.statements()]
+    every = frozenset(executed.tolist())
     bounds = [-1, *(group[0][0] for group in anchors), len(executed)]
     between = [
         Counter(executed[bounds[n] + 1 : bounds[n + 1] + 1].tolist())
@@ -85,7 +86,7 @@ def match(graph: Graph, warp: WarpTrace, lines: np.ndarray) -> list[Step]:
         group = anchors[n] if n < len(anchors) else None
         reached: dict[int, _State] = {}
         for state in states.values():
-            for way in graph.ways(state.at):
+            for way in graph.ways(state.at, every):
                 fit = _fits(graph, way.end, group, lines)
                 if fit is None:
                     continue

@@ -20,9 +20,10 @@ from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.timing.parameters import Parameters, clock_of
 from fa4core.timing.replay import Program, Replayed, replay
-from fa4core.timing.small import Small
+from fa4core.timing.small import Small, work_tiles
 from fa4core.timing.subject import Subject
 from fa4core.variant import Variant
+from primitives.schedule import Schedule
 
 SEEDS = 6
 #: From the end of a CTA to the first instruction of the next one on its SM. Assumed.
@@ -56,34 +57,42 @@ class Modelled:
         title: Whose kernel.
         rows: Queries of a work tile (all CTAs of a cluster together).
         ctas: Of a cluster.
+        packed: Query heads in a work tile.
+        keys: Of a block.
         blocks: Key blocks of the two lengths.
-        few, many, two: Replays by seed: the two lengths, and two tiles of the greater one by the
-            same CTAs; empty if a CTA ends with its tile.
+        both: Key blocks of the two work tiles.
+        few, many, two: Replays by seed: the two lengths, and two tiles by the same CTAs, the longer
+            one as in `many`; empty if a CTA ends with its tile.
         program: What the greater length executes.
         work: The work tiles of the problem, natural order.
-        subject: The kernel, with its schedule.
+        schedule: How they are handed out.
         sections: KV heads that fit the L2 cache together, for each sequence.
         sms: Of the GPU.
         flop: Of the attended scores.
         clock_ghz: That the time is stated for.
         moving: Seconds to move inputs and outputs through global memory once.
+        merging: Seconds to move the results of shares of the keys through it, to merge them.
     """
 
     title: str
     rows: int
     ctas: int
+    packed: int
+    keys: int
     blocks: tuple[int, int]
+    both: int
     few: tuple[Replayed, ...]
     many: tuple[Replayed, ...]
     two: tuple[Replayed, ...]
     program: Program
     work: makespan.WorkTiles
-    subject: Subject
+    schedule: Schedule
     sections: np.ndarray
     sms: int
     flop: float
     clock_ghz: float
     moving: float
+    merging: float
 
     @cached_property
     def block_cycles(self) -> Spread:
@@ -119,14 +128,18 @@ class Modelled:
 
     @property
     def _tile(self) -> list[float]:
-        if self.two:
-            return [t.cycles - m.cycles for m, t in zip(self.many, self.two, strict=True)]
-        return [m.cycles + LAUNCH_CYCLES for m in self.many]
+        if not self.two:
+            return [m.cycles + LAUNCH_CYCLES for m in self.many]
+        other = self.both - 2 * self.blocks[1]  # blocks that the other tile has more
+        return [
+            t.cycles - m.cycles - other * block
+            for m, t, block in zip(self.many, self.two, self.block_cycles.values, strict=True)
+        ]
 
     @cached_property
     def cycles(self) -> Spread:
         """Of the whole problem."""
-        order = makespan.arrange(self.work, self.subject.schedule, self.sections)
+        order = makespan.arrange(self.work, self.schedule, self.sections)
         blocks = self.work.blocks[order]
         found = []
         for block, tile, setup in zip(
@@ -136,7 +149,7 @@ class Modelled:
             strict=True,
         ):
             durations = np.maximum(blocks * block + tile, LAUNCH_CYCLES)
-            done = makespan.loads(durations, self.sms // self.ctas, self.subject.schedule.source)
+            done = makespan.loads(durations, self.sms // self.ctas, self.schedule.source)
             found.append(float(done.max(initial=0.0)) + setup)
         return Spread(tuple(found))
 
@@ -144,7 +157,7 @@ class Modelled:
     def seconds(self) -> Spread:
         """Of the whole problem, at least that of moving its data."""
         hertz = self.clock_ghz * 1e9
-        return Spread(tuple(max(c / hertz, self.moving) for c in self.cycles.values))
+        return Spread(tuple(max(c / hertz, self.moving) + self.merging for c in self.cycles.values))
 
     @cached_property
     def tflops(self) -> Spread:
@@ -191,23 +204,29 @@ def model(
         for p in small.programs
     )
     plan = Plan(variant, problem, hardware)
-    p = problem
+    p, schedule = problem, subject.schedule
     moved = sum(p.seqlens_q) * p.heads_q + sum(p.seqlens_k) * p.heads_kv
     size = p.dtype.itemsize * (p.head_dim + p.head_dim_v)
+    # Output and LSE of each share, float32, written and read again.
+    shared = 2 * schedule.num_splits * sum(p.seqlens_q) * p.heads_q * (p.head_dim_v + 1) * 4
     return Modelled(
         title=subject.title,
-        rows=small.rows,
-        ctas=small.ctas,
+        rows=subject.rows,
+        ctas=subject.ctas,
+        packed=subject.packed,
+        keys=subject.keys,
         blocks=small.blocks,
+        both=small.both,
         few=few,
         many=many,
         two=two,
         program=small.programs[1],
-        work=plan.work_tiles(small.rows, subject.keys),
-        subject=subject,
+        work=work_tiles(subject, plan, schedule.num_splits),
+        schedule=schedule,
         sections=makespan.kv_heads_in_section(rates.l2_bytes, np.asarray(p.seqlens_k) * size),
         sms=rates.sms,
         flop=plan.attended * 2 * (p.head_dim + p.head_dim_v),
         clock_ghz=clock_ghz or clock_of(hardware),
         moving=moved * size / (rates.hbm_tbps * 1e12),
+        merging=shared / (rates.hbm_tbps * 1e12) if schedule.num_splits > 1 else 0.0,
     )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import attrs
 
 from fa4core.compile.sass_control import disassemble_with_control
+from fa4core.emulator.trace import Kind
+from fa4core.plan.makespan import WorkTiles
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import target as planned
 from fa4core.timing.graph import Graph
 from fa4core.timing.replay import Program, program_of
-from fa4core.timing.subject import Run, Subject
+from fa4core.timing.subject import Run, Subject, small_problem
 from fa4core.variant import Variant
 
 #: Key blocks of the greater length, where the problem has as many; the other has half of those
 #: that are then visited.
 MANY = 16
+ALL_SMS = 148  # enough for a CTA for each work tile
 
 
 @attrs.frozen(eq=False)
@@ -23,45 +28,60 @@ class Small:
     """What they execute.
 
     Attributes:
-        rows, ctas, blocks: As of `Modelled`.
-        programs: Of the two lengths, and of two tiles (None if no CTA takes two).
+        blocks: Key blocks of the two lengths.
+        programs: Of a work tile of each length, and of two tiles (None if no CTA takes two).
+        both: Key blocks of the two tiles together.
     """
 
-    rows: int
-    ctas: int
     blocks: tuple[int, int]
     programs: tuple[Program, Program, Program | None]
+    both: int
 
     @classmethod
     def of(cls, subject: Subject, variant: Variant, problem: Problem, target: str) -> Small:
         """Run a subject on problems of one and of two work tiles."""
-        keys = subject.keys
-        most = max(2, min(MANY, -(-max(problem.seqlens_k) // keys)))
-        rows, ctas = _tile(subject)
-        many = _blocks(variant, problem, target, rows, most * keys, keys)
+        shares = min(2, subject.schedule.num_splits)
+        queries = subject.rows * (2 if subject.several else 1)
+        single = shares == 1 and not subject.several
+
+        def visited(blocks: int) -> list[int]:
+            return _blocks(subject, variant, problem, target, queries, blocks * shares)
+
+        def run(blocks: int, heads: int, sms: int) -> Run:
+            return subject.run(queries, blocks * shares * subject.keys, heads, sms)
+
+        most = -(-max(problem.seqlens_k) // subject.keys // subject.schedule.num_splits)
+        most = max(2, min(MANY, most))
+        many = max(visited(most))
         fewer = max(1, many // 2)
-        few = _blocks(variant, problem, target, rows, fewer * keys, keys)
+        few = max(visited(fewer))
         if few >= many:
             raise ValueError(
                 f"{fewer} and {most} blocks of keys give work tiles of {few} and {many} blocks to "
                 "visit; the model needs two different numbers"
             )
-        runs = [subject.run(rows, n * keys, 1, ctas) for n in (fewer, most)]
+        runs = [run(fewer, 1, ALL_SMS), run(most, 1, ALL_SMS)]
         graph = _graph(runs[1])
-        programs = [program_of(_same(graph, runs[1], r), r.trace, 0, r.ctas) for r in runs]
-        pair = subject.run(rows, most * keys, 2, ctas)
+        short, long = (_program(_same(graph, runs[1], r), r, _longest(r)) for r in runs)
+        pair = run(most, 2 if single else 1, subject.ctas)
         started = {w.cta // pair.ctas for w in pair.trace.warps}
         both = None
         if len(started) == 1:
-            both = program_of(_same(graph, runs[1], pair), pair.trace, 0, pair.ctas)
-        return cls(rows, ctas, (few, many), (programs[0], programs[1], both))
+            both = _program(_same(graph, runs[1], pair), pair, 0)
+        of_both = 2 * many if single else sum(visited(most))
+        return cls((few, many), (short, long, both), of_both)
 
 
-def _tile(subject: Subject) -> tuple[int, int]:
-    """Queries of a work tile and CTAs of a cluster, found out by a launch of several tiles."""
-    probe = 768  # a multiple of the tiles of all kernels
-    found = subject.run(probe, probe, 1, 148)
-    return probe // max(1, found.clusters), found.ctas
+def _longest(run: Run) -> int:
+    """The cluster with most products: that of the longest work tile."""
+    products: Counter[int] = Counter()
+    for warp in run.trace.warps:
+        products[warp.cta // run.ctas] += int((warp.events[:, 2] == Kind.MMA).sum())
+    return max(sorted(products), key=products.__getitem__)
+
+
+def _program(graph: Graph, run: Run, cluster: int) -> Program:
+    return program_of(graph, run.trace, cluster, run.ctas)
 
 
 def _graph(run: Run) -> Graph:
@@ -77,11 +97,15 @@ def _same(graph: Graph, of: Run, run: Run) -> Graph:
 
 
 def _blocks(
-    variant: Variant, problem: Problem, target: str, rows: int, seqlen: int, keys: int
-) -> int:
-    """Key blocks that the work tile of a small problem visits."""
-    small = attrs.evolve(
-        problem, batch=1, heads_q=1, heads_kv=1, seqlens_q=(rows,), seqlens_k=(seqlen,)
-    )
-    (visited,) = Plan(variant, small, planned(target)).work_tiles(rows, keys).blocks.tolist()
-    return visited
+    subject: Subject, variant: Variant, problem: Problem, target: str, queries: int, blocks: int
+) -> list[int]:
+    """Key blocks that each work tile of a small problem visits."""
+    small = small_problem(problem, queries, blocks * subject.keys, 1, subject.packed)
+    shares = min(2, subject.schedule.num_splits)
+    return work_tiles(subject, Plan(variant, small, planned(target)), shares).blocks.tolist()
+
+
+def work_tiles(subject: Subject, plan: Plan, shares: int) -> WorkTiles:
+    """The work tiles of a plan, as a subject's kernel has them, their keys in shares."""
+    tiles = plan.work_tiles(subject.rows, subject.keys, subject.packed)
+    return tiles.split(shares) if shares > 1 else tiles

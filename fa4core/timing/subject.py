@@ -1,12 +1,12 @@
-"""Kernels to time: ours and FlashAttention-4's, run in the emulator on problems of a few blocks.
+"""Kernels to time: `Subject`, and ours, run in the emulator on problems of a few blocks.
 
 A `Subject` takes numbers of queries, keys and heads and answers with the launch's trace and machine
-code, compiled with line information. The SASS is the same as without.
+code, compiled with line information. The SASS is the same as without. FlashAttention-4's is made in
+`fa4core.timing.peer`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +19,7 @@ from fa4core.emulator.trace import Trace
 from fa4core.plan.problem import Problem
 from fa4core.reference.tiled import Call
 from fa4core.variant import Variant
-from primitives.schedule import Order, Schedule
+from primitives.schedule import Schedule
 
 
 @attrs.frozen(eq=False)
@@ -48,44 +48,75 @@ class Subject:
 
     Attributes:
         title: Whose it is.
-        run: (queries, keys, heads, SMs) -> a launch with batch 1.
+        run: (queries, keys, heads, SMs) -> a launch with batch 1 and so many KV heads, each with
+            `packed` query heads.
         schedule: How it hands out and orders the work tiles of a whole problem.
+        rows: Queries of a work tile, of all CTAs of a cluster together.
+        ctas: Of a cluster.
+        packed: Query heads in a work tile.
         keys: Of a block.
+        several: Whether it takes several work tiles of a head for the kernel to be the problem's.
     """
 
     title: str
     run: Callable[[int, int, int, int], Run]
     schedule: Schedule
+    rows: int
+    ctas: int = 1
+    packed: int = 1
     keys: int = 128
+    several: bool = False
 
 
-def ours(variant: Variant, problem: Problem, target: str) -> Subject:
+def ours(variant: Variant, problem: Problem, target: str, ctas: int | None = None) -> Subject:
     """Our kernel for a call, with the schedule that the call gets.
 
+    Args:
+        ctas: That share a work tile; what the call gets unless given.
+
     Raises:
-        NotImplementedError, ValueError: There is none, or its schedule is not modelled.
+        NotImplementedError, ValueError: There is none, or it is not modelled.
     """
     from fa4core.dispatch import SKELETONS
+    from fa4core.report.pipeline import call_for
+
+    skeleton = _without_maxima(SKELETONS["sm90" if target == "sm90" else "sm100"])
+    schedule = _schedule(variant, problem, target)
+    if ctas is not None:
+        schedule = attrs.evolve(schedule, ctas=ctas)
+    spec = skeleton.spec_of(call_for(_with(variant, schedule), problem, target), target)
+    # How many shares there are is not compiled in, so two stand for all.
+    small_schedule = attrs.evolve(schedule, num_splits=min(2, schedule.num_splits))
+
+    def run(queries: int, keys: int, heads: int, sms: int) -> Run:
+        small = small_problem(problem, queries, keys, heads, spec.packed)
+        call = call_for(_with(variant, small_schedule), small, target)
+        return _run_ours(skeleton, call, target, sms)
+
+    clusters = getattr(spec, "ctas", 1)
+    return Subject(
+        title="ours" if ctas is None else f"ours, {ctas} CTA{'s' if ctas > 1 else ''}",
+        run=run,
+        schedule=schedule,
+        rows=spec.queries * spec.tiles * clusters,
+        ctas=clusters,
+        packed=spec.packed,
+        keys=spec.block,
+    )
+
+
+def _schedule(variant: Variant, problem: Problem, target: str) -> Schedule:
+    """That a call gets."""
     from fa4core.report.pipeline import call_for
     from fa4core.sm90.forward import launch as sm90
     from fa4core.sm100.forward import launch as sm100
 
-    call = call_for(variant, problem, target)
     schedule_of = sm90.schedule_of if target == "sm90" else sm100.schedule_of
-    schedule = schedule_of(call)
-    if schedule.coordinates != "heads":
-        raise NotImplementedError(
-            f"the model hands out a query head's tiles, not {schedule.coordinates!r}; choose more "
-            "queries or heads, or give the variant a schedule with coordinates='heads'"
-        )
-    fixed = attrs.evolve(variant, schedule=schedule)
-    skeleton = _without_maxima(SKELETONS["sm90" if target == "sm90" else "sm100"])
+    return schedule_of(call_for(variant, problem, target))
 
-    def run(queries: int, keys: int, heads: int, sms: int) -> Run:
-        small = _small(problem, queries, keys, heads)
-        return _run_ours(skeleton, call_for(fixed, small, target), target, sms)
 
-    return Subject("ours", run, schedule, skeleton.spec_of(call, target).block)
+def _with(variant: Variant, schedule: Schedule) -> Variant:
+    return attrs.evolve(variant, schedule=schedule)
 
 
 def _without_maxima(skeleton: Any) -> Any:
@@ -112,86 +143,42 @@ def _run_ours(skeleton: Any, call: Call, target: str, sms: int) -> Run:
     package = _BUILT[kernel.key]
     cache.add(package)
     with emulator(target, seed=1, detect="none", num_sms=sms, record=False, trace=True) as session:
-        q, k, v = _tensors(call.problem)
+        q, k, v = tensors(call.problem)
         prepare(skeleton, call, q, k, v, in_emulator(target))(q, k, v)
-    return _last(session, package.cubin)
+    return largest(session, package.cubin)
 
 
 _BUILT: dict[str, Any] = {}
 
 
-def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
-    """FlashAttention-4's kernel for a call, as its package chooses it.
-
-    Raises:
-        ModuleNotFoundError, NotImplementedError: It is not installed, or can't do it.
-    """
-    from fa4core.report.peer import fa4_arguments, import_fa4
-
-    arguments = fa4_arguments(variant)
-    interface = import_fa4()
-
-    def run(queries: int, keys: int, heads: int, sms: int) -> Run:
-        from fa4core.emulator.host.facade import cuda_facade
-
-        small = _small(problem, queries, keys, heads)
-        with (
-            emulator(
-                target, seed=1, detect="none", num_sms=sms, record=False, line_info=True,
-                trace=True,
-            ) as session,
-            cuda_facade(session.target, session.num_sms),
-            warnings.catch_warnings(),
-        ):  # fmt: skip
-            warnings.filterwarnings("ignore", "Argument .* cannot be converted")  # by the DSL
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            interface.flash_attn_func(*_tensors(small), return_lse=True, **arguments)
-        return _last(session)
-
-    # One CTA for each tile. Causal: longest first; in others tiles are alike.
-    unequal = "causal" in arguments and "window_size" not in arguments
-    order: Order = "longest_first" if unequal else "in_order"
-    schedule = Schedule(source="one_tile", order=order, l2_sections=False)
-    return Subject("fa4", run, schedule, _keys_of_fa4(interface, problem, target, arguments))
-
-
-def _keys_of_fa4(interface: Any, p: Problem, target: str, arguments: dict[str, Any]) -> int:
-    """Keys of a block, as the package chooses them; always 128 for Blackwell."""
-    if target != "sm90":
-        return 128
-    chosen = interface._tile_size_fwd_sm90(
-        p.head_dim, p.head_dim_v, "causal" in arguments, "window_size" in arguments
-    )
-    return chosen.n_block_size
-
-
-def _small(problem: Problem, queries: int, keys: int, heads: int) -> Problem:
+def small_problem(problem: Problem, queries: int, keys: int, heads: int, packed: int) -> Problem:
+    """One sequence of a problem's kind, with `packed` query heads for each KV head."""
     return attrs.evolve(
         problem,
         batch=1,
-        heads_q=heads,
+        heads_q=heads * packed,
         heads_kv=heads,
         seqlens_q=(queries,),
         seqlens_k=(keys,),
     )
 
 
-def _tensors(p: Problem) -> tuple[torch.Tensor, ...]:
+def tensors(p: Problem) -> tuple[torch.Tensor, ...]:
     """Normally distributed. Scores are small, so that no row is rescaled once it has a maximum:
     what is rare would be in all or in none of the few tiles that are replayed."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(1, rows, p.heads_q, d, generator=generator)
-        for rows, d in (
-            (p.seqlens_q[0], p.head_dim),
-            (p.seqlens_k[0], p.head_dim),
-            (p.seqlens_k[0], p.head_dim_v),
+        torch.randn(1, rows, heads, d, generator=generator)
+        for rows, heads, d in (
+            (p.seqlens_q[0], p.heads_q, p.head_dim),
+            (p.seqlens_k[0], p.heads_kv, p.head_dim),
+            (p.seqlens_k[0], p.heads_kv, p.head_dim_v),
         )
     )
     return tuple(x.to(p.dtype) for x in (q / 4, k, v))
 
 
-def _last(session: Session, cubin: bytes | None = None) -> Run:
+def largest(session: Session, cubin: bytes | None = None) -> Run:
     """The launch with most warps' work: a call may launch others before or after it."""
     traces = [s.trace for s in session.statistics if s.trace is not None]
     sizes = [sum(int(w.runs[:, 1].sum()) for w in trace.warps) for trace in traces]

@@ -259,6 +259,12 @@ _NO_SHAPE = (
     "a shape. For the lengths, ask for keyword-only seqlen_q and seqlen_k: "
     "`def f(b, h, q_idx, kv_idx, *, seqlen_q, seqlen_k)`."
 )
+_FLOAT_INDEX = (
+    "a table is indexed by floats; integers are accepted. Divide with `//`, which gives an integer "
+    "(`/` gives a float), or cut off with `.long()`."
+)
+#: What torch says of indices that are no integers.
+_WRONG_INDEX = ("tensors used as indices must be", "for index, but got")
 #: What torch says where a function asks for the size of a 0-d tensor.
 _ASKS_SHAPE = ("tensor has no dimensions", "of a 0-d tensor")
 
@@ -289,6 +295,8 @@ def _remedy(error: BaseException, construct: str) -> str:
         return _needs_values(construct)
     if any(said in text for said in _ASKS_SHAPE):
         return _NO_SHAPE
+    if any(said in text for said in _WRONG_INDEX):
+        return _FLOAT_INDEX
     if construct == "shape" and isinstance(error, IndexError):
         return _NO_SHAPE
     if isinstance(error, KeyError) and isinstance(error.args[0], torch.Tensor):

@@ -8,6 +8,7 @@ import torch
 
 from primitives.arguments import checked_integers
 from primitives.mask.core import Mask, named
+from primitives.wording import counted
 
 _IDS = "an integer tensor of shape (seqlen,) or (batch, seqlen)"
 _OFFSETS = "increasing offsets of shape (documents + 1,) that start with 0, e.g. cu_seqlens"
@@ -73,7 +74,10 @@ def shared_prefix(
         checked_integers(parents, "prefix_of", (1,), "an integer tensor of shape (segments,)")
         parents = parents.long().cpu()
     if len(parents) != count:
-        raise ValueError(f"prefix_of has {len(parents)} entries for {count} segments; one each")
+        raise ValueError(
+            f"prefix_of has {counted(len(parents), 'entry', 'entries')} for "
+            f"{counted(count, 'segment')}; one each"
+        )
     for i, parent in enumerate(parents.tolist()):
         if not 0 <= parent <= i or int(parents[parent]) != parent:
             raise ValueError(

@@ -8,9 +8,9 @@ kernels are compiled and run.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
+from hopper_gpu import GPU, on_gpu
 
 from fa4core.dispatch import BACKWARD
 from fa4core.emulator.session import current_session, emulator
@@ -20,7 +20,6 @@ from fa4core.testing.case import Inputs
 
 FIXED = LayoutSpec()
 TARGETS = tuple(BACKWARD)
-GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 FIELDS = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "max_seqlen_q",
     "max_seqlen_k",
@@ -51,7 +50,7 @@ def gradients(
     qkv = [t.detach() for t in (inputs.q, inputs.k, inputs.v)]
     layout = [None if inputs.layout is None else getattr(inputs.layout, n) for n in FIELDS]
     rest = (variant.arguments, *layout, variant.spec, scale)
-    backend, there = ("sm90", _on_gpu) if current_session() is None else ("emulator", lambda t: t)
+    backend, there = ("sm90", on_gpu) if current_session() is None else ("emulator", lambda t: t)
     with torch.no_grad():
         out, lse, _ = torch.ops.fa4core.forward(*qkv, *rest, "reference", False)
         given = inputs.grad_out.to(out.dtype), inputs.grad_lse if with_lse else None, *qkv, out, lse
@@ -66,16 +65,6 @@ def gradients(
     return found | {
         f"d{i}": by_tensor.get(id(t), torch.zeros_like(t)) for i, t in enumerate(inputs.learned)
     }
-
-
-def _on_gpu(given: Any) -> Any:
-    """An argument there: a tensor with the strides that it has, or several."""
-    if isinstance(given, list):
-        return [_on_gpu(each) for each in given]
-    if not isinstance(given, torch.Tensor):
-        return given
-    size, strides = given.shape, given.stride()
-    return torch.empty_strided(size, strides, dtype=given.dtype, device="cuda").copy_(given)
 
 
 def execute(

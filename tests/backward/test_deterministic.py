@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from emulated_backward import FIXED, TARGETS, execute, gradients, machine
+from hopper_gpu import GPU
 
 from fa4core.testing import Case, LayoutSpec, Shape
 
@@ -65,7 +66,9 @@ def test_every_order_of_events_gives_the_same_bits(name: str, target: str) -> No
     ("name", "result"), [("full", "dq"), pytest.param("packed", "d1", marks=[SWEEP])]
 )
 def test_free_order_differs_in_bits(name: str, result: str, target: str) -> None:
-    """So the test above can fail."""
+    """So the test above can fail; a GPU may happen to keep to one order."""
+    if target == "sm90" and GPU:
+        pytest.skip("of the emulator")
     first, *others = (
         again(name, target, seed, 3, deterministic=False)[result] for seed in (0, *SEEDS)
     )

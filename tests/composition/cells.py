@@ -12,9 +12,7 @@ import attrs
 from features import Feature, case_of, together
 
 from fa4core.emulator.session import emulator
-from fa4core.plan.target import target as planned
-from fa4core.testing import assert_close_to_oracle, run
-from fa4core.testing.check import by_backend
+from fa4core.testing import assert_close_to_oracle, by_backend, default_exp, run
 
 Outcome = Literal["runs", "alternatives", "refused"]
 
@@ -41,8 +39,8 @@ def execute(a: Feature, b: Feature, target: str = "sm100", seed: int = 0) -> Cel
     try:
         with emulator(target=target, seed=seed, detect="all", num_sms=3, record=False):
             results = run(by_backend("emulator"), inputs, backward=False)
+            exp = default_exp("emulator", inputs)
     except (ValueError, NotImplementedError) as error:
         return Cell("refused", str(error))
-    exp = planned(target).exp(max(case.shape.head_dim, case.shape.head_dim_v))
     assert_close_to_oracle(results, inputs, context=str(case), exp=exp)
     return Cell("runs")

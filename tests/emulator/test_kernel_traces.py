@@ -70,6 +70,25 @@ def test_passes_through_the_banks_of_shared_memory(stride, width, passes):
     assert found[2:4] == [128 * width, passes]
 
 
+@pytest.mark.parametrize(
+    ("address", "passes", "clocks"),
+    [("%r0 * 16", 4, 4), ("%r0 / 2 * 16", 2, 2), ("%r0 / 4 * 16", 2, 2), ("%r0 / 32", 1, 2)],
+)
+def test_lanes_with_one_address_share_passes(address, passes, clocks):
+    """Each loads four words. The data of one address come out of the banks at once, but pass the
+    way to the registers twice."""
+    _, *rest = address.split()
+    steps = {"*": "mul.lo.u32", "/": "div.u32"}
+    body = "mov.u32 %r2, %r0;" + "".join(
+        f"{steps[operation]} %r2, %r2, {number};"
+        for operation, number in zip(rest[::2], rest[1::2], strict=True)
+    )
+    body += "add.u32 %r2, %r2, %r1; ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [%r2];"
+    trace = traced(body + STORE, np.zeros(32, np.uint32), smem=512, detect="none")
+    (found,) = events(trace.warps[0], Kind.SHARED_READ)
+    assert found[2:] == [512, passes, clocks]
+
+
 def test_bulk_load_names_its_barrier_and_bytes():
     source = np.zeros(80, np.uint32)
     start = (-source.ctypes.data // 4) % 4

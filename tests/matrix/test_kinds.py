@@ -12,8 +12,7 @@ import torch
 from calls import RAGGED, RICH, gradients, tensors
 
 from fa4core import Variant, attention
-from fa4core.testing import Case, LayoutSpec, Shape, assert_case_correct, run
-from fa4core.testing.check import by_backend
+from fa4core.testing import Case, LayoutSpec, Shape, assert_case_correct, by_backend, run
 from primitives import mask, score, sequence, sparsity
 
 LAYOUTS = ["seqused", "varlen", "varlen_seqused", "paged", "paged_varlen"]

@@ -17,7 +17,7 @@ def pipeline(*signals: Signal, **rest) -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    "how, count", [(How.TMA, 1), (How.COMMIT, 1), (How.WARPS, 4), (How.THREADS, 128)]
+    "how, count", [(How.TMA, 1), (How.COMMIT, 1), (How.WARPS, 4), (How.THREADS, 128), (How.COPY, 4)]
 )
 def test_arrival_counts_follow_from_the_arrivals(how: How, count: int) -> None:
     signal = Signal("x", (("work", how),), "issue", copies=2)
@@ -70,6 +70,13 @@ def test_aliases_lie_inside_their_hosts() -> None:
         place((regions[0], Region("p", 65, stages=2, inside="s", offset=64)), 512, "columns")
     with pytest.raises(DoesNotFit, match="513 columns"):
         place((*regions, Region("more", 1)), 512, "columns")
+
+
+def test_stages_in_one_stage_of_the_host_are_as_far_apart_as_is_said() -> None:
+    regions = Region("s", 128), Region("p", 32, stages=2, inside="s", stride=96)
+    assert [place(regions, 512, "columns")["p"].at(i) for i in range(2)] == [0, 96]
+    with pytest.raises(DoesNotFit, match="inside s"):
+        place((regions[0], Region("p", 33, stages=2, inside="s", stride=96)), 512, "columns")
 
 
 def test_alignment_and_printout() -> None:

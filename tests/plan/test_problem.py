@@ -32,10 +32,10 @@ WRONG = {
     "text": ({"seqlens_k": "88"}, TypeError, "seqlens_k is '88', a str"),
     "tensor": ({"seqlens_k": torch.ones(2)}, TypeError, "seqlens_k is a Tensor.*tolist"),
     "none": ({"seqlens_k": None}, TypeError, "seqlens_k is a NoneType"),
-    "too few": ({"seqlens_k": (8,)}, ValueError, "seqlens_k has 1 entries for batch=2; one int"),
+    "too few": ({"seqlens_k": (8,)}, ValueError, "seqlens_k has 1 entry for batch=2; one int"),
     "negative length": ({"seqlens_q": (8, -1)}, ValueError, r"seqlens_q\[1\] is -1; one int >= 0"),
     "half length": ({"seqlens_q": (8.5, 1)}, TypeError, r"seqlens_q\[0\] is 8.5"),
-    "starts": ({"starts_k": (0,)}, ValueError, "starts_k has 1 entries for batch=2"),
+    "starts": ({"starts_k": (0,)}, ValueError, "starts_k has 1 entry for batch=2"),
     "page": ({"page_size": 0}, ValueError, "page_size=0; an int >= 1"),
 }  # fmt: skip
 

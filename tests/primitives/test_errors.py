@@ -19,6 +19,14 @@ MATRIX = torch.rand(100, 100)
 # Each function's offending line is marked; the message is looked for after it.
 
 
+def half(b, h, q, k):
+    return TABLE[q / 2] > 1  # here: indexed by floats.*`//`
+
+
+def half_taken(b, h, q, k):
+    return torch.take(TABLE, k / 2) > 1  # here: indexed by floats.*`//`
+
+
 def branch(b, h, q, k):
     if q >= k:  # here: `if`.*torch.where
         k = q + 1

@@ -332,7 +332,7 @@ REFUSED = {
     "offsets short": (lambda: mask.document(offsets=[0]), "1 entries"),
     "prefix later": (lambda: mask.shared_prefix([0, 1, 2], [1, 1]), r"prefix_of\[0\]=1"),
     "prefix of prefix": (lambda: mask.shared_prefix([0, 1, 2, 3], [0, 0, 1]), r"prefix_of\[2\]=1"),
-    "prefix count": (lambda: mask.shared_prefix([0, 1, 2], [0]), "1 entries for 2 segments"),
+    "prefix count": (lambda: mask.shared_prefix([0, 1, 2], [0]), "1 entry for 2 segments"),
     "global floats": (lambda: mask.global_tokens(tensor(0.5)), "tokens"),
     "global rank": (lambda: mask.global_tokens(tensor(1, 2)), "leading tokens"),
     "natten kernel": (lambda: mask.natten((4, 4), (5, 3)), "first axis kernel 5"),

@@ -156,6 +156,9 @@ REFUSED = {
     "sink int": (lambda: sink.learned(INTS[0]), "int32.*floating-point"),
     "sink rank": (lambda: sink.learned(torch.rand(2, 2)), r"\(heads_q,\) is accepted"),
     "parameter text": (lambda: parameter("3"), "bool, int, float or 0-d tensor"),
+    "parameter too large": (lambda: parameter(2**63), "does not fit into 64 bits"),
+    "cap too large": (lambda: score.softcap(10**400), "cap=an int of 1329 bits; at most"),
+    "logit too large": (lambda: sink.constant(10**400), "logit=an int of 1329 bits"),
     "parameter vector": (lambda: parameter(FLOATS), r"shape \(2,\)"),
     "score as mask": (lambda: mask.causal() & score.identity(), "two masks; got ScoreMod"),
 }

@@ -5,8 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from fa4core.emulator.session import emulator
-from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
-from fa4core.testing.check import by_backend, default_exp
+from fa4core.testing import (
+    Case,
+    LayoutSpec,
+    Shape,
+    assert_close_to_oracle,
+    by_backend,
+    default_exp,
+    run,
+)
 
 FIXED = LayoutSpec()
 
@@ -22,7 +29,6 @@ def execute(
     with emulator(target="sm100", seed=seed, detect="all", num_sms=num_sms, record=False):
         attend = by_backend("emulator", **({"deterministic": True} if deterministic else {}))
         results = run(attend, inputs, scale=scale, backward=backward)
-    assert_close_to_oracle(
-        results, inputs, scale=scale, context=str(case), exp=default_exp("emulator")
-    )
+        exp = default_exp("emulator", inputs)
+    assert_close_to_oracle(results, inputs, scale=scale, context=str(case), exp=exp)
     return results

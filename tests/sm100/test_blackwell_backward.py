@@ -14,7 +14,6 @@ from emulated import execute
 from fa4core.sm100.backward.spec import Spec
 from fa4core.testing import Shape
 
-
 SWEEP = pytest.mark.sweep
 
 

@@ -12,7 +12,7 @@ from fa4core.compile import import_dsl
 import_dsl()
 
 from fa4core.pipeline.check import ProtocolError  # noqa: E402
-from fa4core.sm100.backward.protocol import ROLES, check_backward  # noqa: E402
+from fa4core.sm100.backward.protocol import PAIR_ROLES, ROLES, check_backward  # noqa: E402
 from fa4core.sm100.backward.spec import Spec  # noqa: E402
 
 SPECS = {
@@ -26,9 +26,15 @@ SPECS = {
     "dK with two tiles of Q": Spec("", "bfloat16", 192, 256).launches[1],
     "dK with one tile of Q": Spec("", "bfloat16", 256, 208).launches[1],
     "dK, least room": Spec("", "bfloat16", 256, 256, derivative=True).launches[1],
+    "pair, dQ between the halves of P": Spec("", "bfloat16", 128, 128, ctas=2),
+    "pair, dQ apart": Spec("", "bfloat16", 64, 64, ctas=2),
+    "pair, three parts of dQ, deterministic": Spec(
+        "", "float16", 96, 96, ctas=2, deterministic=True
+    ),
 }
 LISTS = ((3, 0, 2), (1, 1, 4), (2, 5, 1))
-SEEDED = [bug for role, (function, _) in ROLES.items() for bug in bugs(role, function)]
+EVERY = ROLES | PAIR_ROLES
+SEEDED = [bug for role, (function, _) in EVERY.items() for bug in bugs(role, function)]
 
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
@@ -53,7 +59,7 @@ def test_a_seeded_bug_is_found(bug) -> None:
     with pytest.raises(ProtocolError) as found:
         for spec, blocks in itertools.product(SPECS.values(), LISTS):
             check_backward(spec, blocks, {bug.role: bug.function})
-    assert any(role in str(found.value) for role in ROLES)
+    assert any(role in str(found.value) for role in EVERY)
 
 
 def test_there_are_enough_seeded_bugs() -> None:

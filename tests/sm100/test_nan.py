@@ -9,8 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core import Variant, attention
 from fa4core.emulator.session import emulator
-from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
-from fa4core.testing.check import by_backend
+from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, by_backend, run
 from primitives import exp, score
 
 

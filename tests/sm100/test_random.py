@@ -13,8 +13,7 @@ from supported import supported
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from fa4core.emulator.session import emulator
-from fa4core.testing import Case, assert_close_to_oracle, run
-from fa4core.testing.check import by_backend, default_exp
+from fa4core.testing import Case, assert_close_to_oracle, by_backend, default_exp, run
 from fa4core.testing.strategies import cases
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # every example is a compilation
@@ -26,7 +25,8 @@ def check(case: Case, seeds: int = 1) -> None:
     for seed in range(case.seed, case.seed + seeds):
         with emulator(target="sm100", seed=seed, detect="all", num_sms=1 + seed % 3, record=False):
             results = run(by_backend("emulator"), inputs, backward=False)
-        assert_close_to_oracle(results, inputs, context=str(case), exp=default_exp("emulator"))
+            exp = default_exp("emulator", inputs)
+        assert_close_to_oracle(results, inputs, context=str(case), exp=exp)
 
 
 @settings(max_examples=3, phases=NO_SHRINKING)

@@ -314,6 +314,9 @@ def test_bad_arguments_are_refused_after_good_ones():
         attention(*tensors, variant, scale=True, backend="emulator")
     with pytest.raises(TypeError, match="scale is a tensor"):
         attention(*tensors, variant, scale=torch.tensor(1.0), backend="emulator")
+    for name in ("return_lse", "return_row_max", "deterministic"):
+        with pytest.raises(TypeError, match=f"{name} is 1; a bool"):
+            attention(*tensors, variant, scale=1.0, backend="emulator", **{name: 1})
     with pytest.raises(TypeError, match="q is a list"):
         attention([1], *tensors[1:], variant, backend="emulator")
     with pytest.raises(TypeError, match="variant is a function"):

@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
-from hopper import GPU, execute
+from hopper import execute
+from hopper_gpu import GPU
 
 from fa4core import Variant, attention
 from fa4core.emulator.session import emulator

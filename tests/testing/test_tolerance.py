@@ -7,19 +7,23 @@ import math
 import pytest
 import torch
 
+from fa4core.emulator.session import emulator
 from fa4core.testing import (
     Case,
     LayoutSpec,
     Shape,
     assert_close_to_oracle,
+    default_exp,
     judge,
     oracle,
     plain,
     run,
 )
 from fa4core.testing.check import _plain
+from fa4core.testing.magnitudes import quick_errors
 from fa4core.testing.tolerance import POLYNOMIAL_ERROR, Floor, compare, floor
 from primitives import exp
+from primitives.exp import Exp
 
 SHAPE = Shape((65, 5), (129, 70), 4, 2, 16, 24)
 TEXT = (
@@ -161,3 +165,39 @@ def test_polynomial_errors_are_bounds(degree):
     assert error <= POLYNOMIAL_ERROR[degree]
     assert degree > 4 or error > POLYNOMIAL_ERROR[degree] / 2
     assert floor(torch.float32, exp=exp.polynomial(degree)).policy == 2 * POLYNOMIAL_ERROR[degree]
+
+
+def test_an_lse_may_be_wrong_by_the_polynomial_once():
+    inputs = Case("Variant()", SHAPE, LayoutSpec("varlen"), "float16").inputs()
+    results = run(_plain, inputs, backward=False)
+    for error, ok in ((0.9, True), (1.5, False)):
+        moved = results | {"lse": results["lse"] + error * POLYNOMIAL_ERROR[3]}
+        assert all(c.ok for c in judge(moved, inputs, exp=Exp(3, 0.5))) is ok
+
+
+@pytest.mark.parametrize("share", [0.0, 0.125, 1.0])
+def test_functions_may_be_as_wrong_as_their_units_make_them(share):
+    """Every tanh wrong by a part of what the units allow passes, by more it doesn't, and the LSE of
+    no row may be wrong by what the largest score of another one allows."""
+    error = quick_errors(Exp(3, share))["tanh"]
+
+    def capped(relative: float) -> str:
+        cap = f"20.0 * torch.tanh(score / 20.0) * {1.0 + relative}"
+        return f"Variant(score=score.define(lambda score, b, h, q_idx, kv_idx: {cap}))"
+
+    right = Case(capped(0.0), SHAPE, LayoutSpec("varlen"), "bfloat16").inputs()
+    for part, ok in ((0.9, True), (1.5, False)):
+        wrong = Case(capped(part * error), SHAPE, LayoutSpec("varlen"), "bfloat16").inputs()
+        found = judge(run(_plain, wrong), right, exp=Exp(3, share))
+        assert all(c.ok for c in found) is ok, found
+        assert not all(c.ok for c in judge(run(_plain, wrong), right)), "no kernel, no allowance"
+
+
+def test_policies_are_those_of_the_target():
+    inputs = case("bfloat16").inputs()
+    assert default_exp("auto", inputs) is default_exp("reference", inputs) is None
+    pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+    for name, share in (("sm90", 0.0), ("sm100", 0.25)):  # head dim 24
+        with emulator(name):
+            found = default_exp("emulator", inputs)
+        assert found is not None and found.fraction == share

@@ -150,6 +150,26 @@ def test_a_loop_without_barriers_is_passed_as_often_as_it_was(runs, way):
     assert [step.index for step in found] == way
 
 
+def test_of_very_many_ways_those_that_were_executed_are_looked_at():
+    """Thirteen branches one behind the other: 8,192 ways."""
+    count, lines = 13, ['\t.section\t.text.k,"ax",@progbits', "k:"]
+    for n in range(count):
+        lines += [
+            f"        /*{32 * n:04x}*/               @P0 BRA `(.L_{n}) ;",
+            f"        /*{32 * n + 16:04x}*/                   MOV R1, R2 ;",
+            f".L_{n}:",
+        ]
+    lines.append(f"        /*{32 * count:04x}*/                   EXIT ;")
+    (code,) = read_sass("\n".join(lines) + "\n")
+    control = [Control(1, False, 7, 7, 0, n + 1) for n in range(2 * count + 1)]
+    taken = [n for n in range(2 * count + 1) if n % 4 != 1]  # every other branch was taken
+    runs = np.array([[n, 1] for n in taken], np.int32)
+    warp = WarpTrace(0, 0, runs, np.zeros((0, 8), np.int32))
+    statements = np.arange(1, 2 * count + 2)
+    found = match(Graph(code, control, "\n" * 40), warp, statements)
+    assert [step.index for step in found] == taken
+
+
 def test_a_trace_of_another_kernel_does_not_match():
     trace, _, _ = emulated("gemm bf16", seed=1)
     _, graph, _ = emulated("gemm bf16 two tiles", seed=1)

@@ -42,6 +42,7 @@ k:
         /*00e0*/                   HGMMA.64x128x16.F32.BF16 R88, R152, gdesc[UR4].tnspB, R88, gsb0 ;
         /*00f0*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
         /*0100*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0110*/                   LDS.128 R4, [R1] ;
 """
 NAMES = [
     "FFMA",
@@ -61,6 +62,7 @@ NAMES = [
     "WGMMA, LAST",
     "ALL BUT ONE",
     "ALL",
+    "LDS",
 ]
 BARRIER = (0, 1024)
 PLAIN = Control(stall=1, switch=False, write=7, read=7, wait=0, line=0)
@@ -81,10 +83,16 @@ WAIT = [step("WAIT", event(Kind.MBARRIER_WAIT, *BARRIER, 0, 1)), step("EXIT")]
 END = [step("COMMIT", event(Kind.COMMIT, 1, BARRIER[1])), *WAIT]
 
 
-def run(*warps: list[Step], parameters: Parameters = EXACT, seed: int = 0, rates: Rates = RATES):
+def run(
+    *warps: list[Step],
+    parameters: Parameters = EXACT,
+    seed: int = 0,
+    rates: Rates = RATES,
+    ctas: int = 1,
+):
     (code,) = read_sass(CODE)
     graph = Graph(code, [CONTROL.get(name, PLAIN) for name in NAMES], "")
-    program = Program(graph, tuple((0, n, steps) for n, steps in enumerate(warps)), ctas=1)
+    program = Program(graph, tuple((0, n, steps) for n, steps in enumerate(warps)), ctas)
     parameters = attrs.evolve(parameters, mac=rates.mma / 2)
     return replay(program, rates, parameters, seed)
 
@@ -114,6 +122,15 @@ def test_the_papers_terms_of_a_tile():
     assert found.units["tensor"] == 1024
     assert found.units["SMEM"] == 768
     assert found.units["MUFU"] == 1024
+
+
+@pytest.mark.parametrize("rows", [256, 128])
+def test_a_pair_multiplies_at_full_rate(rows):
+    """Also with 64 rows in each CTA, whose columns then fill all lanes."""
+    product = step("MMA", event(Kind.MMA, rows, 128, 16, MMA_FLAGS["pair"]))
+    found = run([*BEGIN, *[product] * 8, *END], ctas=2)
+    assert found.units["tensor"] == 8 * rows // 2 * 128 * 16 / 4096
+    assert found.units["SMEM"] == 8 * (rows // 2 + 64) * 16 * 2 / 128
 
 
 def test_a_commit_ends_a_wait_when_the_products_are_done():
@@ -181,6 +198,21 @@ def test_bank_conflicts_cost_passes():
     left = int(EXACT.lsu_queue)  # may still be in the queue at the end
     assert smooth.cycles <= 400 + 4
     assert rough.cycles >= 32 * (100 - left)
+
+
+def test_what_all_lanes_read_leaves_the_banks_to_others():
+    """One pass, and two clocks of the way back."""
+    found = run([step("LDS", event(Kind.SHARED_READ, 0, 0, 512, 1, 2))] * 100)
+    left = int(EXACT.lsu_queue)
+    assert 100 - left <= found.units["SMEM"] <= 100
+    assert found.cycles >= 2 * (100 - left)
+
+
+def test_a_copy_between_ctas_is_read_and_written():
+    copied = step("LOAD", event(Kind.BULK_LOAD, *BARRIER, 16384, 1, 1))
+    meant = step("ARRIVE", event(Kind.MBARRIER_ARRIVE, *BARRIER, 1, 16384))
+    found = run([*BEGIN, meant, copied, *WAIT], ctas=2)
+    assert 2 * found.units["SMEM"] == 128 + 128  # the mean over two SMs
 
 
 def test_who_waits_for_ever_is_named():

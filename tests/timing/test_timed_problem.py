@@ -17,7 +17,7 @@ import torch
 from fa4core.cli import main
 from fa4core.compile.tools import ToolMissing, find_tool
 from fa4core.plan.problem import Problem
-from fa4core.timing import subject
+from fa4core.timing import peer, subject
 from fa4core.timing.problem import model
 from fa4core.timing.roles import roles_of
 from fa4core.timing.spots import spots_of
@@ -93,8 +93,32 @@ def test_cycles_lost_in_front_of_instructions_have_a_place(ours):
 def test_published_figures_of_flash_attention_4(made, published, within):
     """B200, batch 4, 16 heads, 8192 tokens, head dim 128: flash-attention's pull request 2280."""
     variant, p = Variant(mask=made), problem(8192)
-    found = model(subject.fa4(variant, p, "sm100"), variant, p, "sm100", seeds=2)
+    found = model(peer.fa4(variant, p, "sm100"), variant, p, "sm100", seeds=2)
     assert found.tflops.mean == pytest.approx(published, rel=within)
+
+
+@pytest.mark.skipif(not HAS_FA4, reason="flash-attn-4 is not installed")
+@pytest.mark.parametrize(
+    ("made", "seqlen", "target", "tile"),
+    [
+        (mask.full(), 8192, "sm100", (512, 2, False)),  # 2 CTAs, 2 query tiles in each; persistent
+        (mask.causal(), 8192, "sm100", (256, 1, True)),
+        (mask.causal(), 256, "sm100", (256, 1, False)),  # one work tile: a persistent kernel
+        (mask.full(), 128, "sm100", (128, 1, False)),
+        (mask.causal(), 8192, "sm90", (128, 1, False)),
+    ],
+)
+def test_work_tiles_of_flash_attention_4_are_those_of_the_problem(made, seqlen, target, tile):
+    found = peer.fa4(Variant(mask=made), problem(seqlen), target)
+    assert (found.rows, found.ctas, found.several) == tile
+
+
+@pytest.mark.skipif(not HAS_FA4, reason="flash-attn-4 is not installed")
+def test_another_kernel_than_the_problems_is_refused():
+    """For one work tile, FlashAttention-4's causal kernel is another than for many."""
+    found = peer.fa4(CAUSAL, problem(8192), "sm100")
+    with pytest.raises(NotImplementedError, match=r"another kernel .* is_static_persistent=True"):
+        found.run(found.rows, 2048, 1, 1)
 
 
 def test_measured_on_an_h200():

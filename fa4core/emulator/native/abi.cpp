@@ -14,7 +14,7 @@ struct Handle {
   std::vector<i32> trace;
 };
 
-std::string quoted(std::string_view s) {
+std::string json_string(std::string_view s) {
   std::string r = "\"";
   for (char c : s) {
     if (c == '"' || c == '\\') r += '\\', r += c;
@@ -27,7 +27,7 @@ std::string quoted(std::string_view s) {
 
 std::string counts_json(const std::map<std::string, u64>& m) {
   std::string r = "{";
-  for (auto& [k, v] : m) r += (r.size() > 1 ? "," : "") + quoted(k) + ":" + std::to_string(v);
+  for (auto& [k, v] : m) r += (r.size() > 1 ? "," : "") + json_string(k) + ":" + std::to_string(v);
   return r + "}";
 }
 
@@ -37,12 +37,12 @@ void write_result(Handle& h, double seconds) {
   r = "{\"seconds\":" + std::to_string(seconds) + ",\"findings\":[";
   for (size_t i = 0; i < m.findings.size(); i++) {
     Finding& f = m.findings[i];
-    r +=
-        format("%s{\"kind\":", i ? "," : "") + quoted(f.kind) + ",\"message\":" + quoted(f.message);
+    r += format("%s{\"kind\":", i ? "," : "") + json_string(f.kind);
+    r += ",\"message\":" + json_string(f.message);
     if (f.located)
       r += format(",\"cta\":[%u,%u,%u],\"warp\":%d", f.cta[0], f.cta[1], f.cta[2], f.warp);
-    r += format(",\"line\":%d,\"ptx\":", f.line) + quoted(f.ptx) +
-         ",\"source\":" + quoted(f.source) + "}";
+    r += format(",\"line\":%d,\"ptx\":", f.line) + json_string(f.ptx) +
+         ",\"source\":" + json_string(f.source) + "}";
   }
   r += "],\"by_warp\":[";
   for (size_t w = 0; w < m.stats.executed.size(); w++) {

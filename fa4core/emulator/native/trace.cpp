@@ -45,10 +45,20 @@ void Tracer::event(const Warp& w, Traced kind, i32 a, i32 b, i32 c, i32 d, i32 e
   log.events.push_back({log.steps - 1, (i32)w.at, kind, a, b, c, d, e});
 }
 
+// Whether every active lane has the address of the one whose number differs in this bit.
+bool in_pairs(const u64* address, Mask m, u32 bit) {
+  FOR_LANES (l, m)
+    if (m >> (l ^ bit) & 1 && address[l] != address[l ^ bit]) return false;
+  return true;
+}
+
 // Shared memory has 32 banks of 4 bytes. A pass serves 128 bytes at most, so lanes with wide
-// accesses go in groups; a group takes as many passes as the most loaded bank has words.
+// accesses go in groups; a group takes as many passes as the most loaded bank has words. Groups
+// are twice as large where lanes in pairs, neighbours or next but one, have the same address
+// (forums.developer.nvidia.com/t/77228, for compute capability 7.0 and above).
 i32 wavefronts(const u64* address, u32 bytes, Mask m) {
   u32 words = std::max(1u, bytes / 4), group = LANES / words;
+  if (words > 1 && (in_pairs(address, m, 1) || in_pairs(address, m, 2))) group *= 2;
   i32 passes = 0;
   for (u32 first = 0; first < (u32)LANES; first += group) {
     std::vector<u64> banks[LANES];
@@ -67,6 +77,13 @@ i32 wavefronts(const u64* address, u32 bytes, Mask m) {
   return passes;
 }
 
+// Whether all lanes have one address: the banks are read once, however long it takes to return.
+bool uniform(const u64* address, Mask m) {
+  FOR_LANES (l, m)
+    if (address[l] != address[lowest(m)]) return false;
+  return true;
+}
+
 i32 sectors(const u64* address, u32 bytes, Mask m) {
   std::vector<u64> touched;
   FOR_LANES (l, m)
@@ -79,8 +96,10 @@ void Tracer::access(const Warp& w, const u64* address, u32 bytes, Mask m, bool w
   if (!m) return;
   u64 window = address[lowest(m)] & WINDOW_MASK;
   i32 total = (i32)bytes * popcount(m), which = atomic ? 2 : write;
-  if (window == SHARED_WINDOW)
-    event(w, (Traced)((i32)Traced::SharedRead + which), 0, 0, total, wavefronts(address, bytes, m));
+  if (window == SHARED_WINDOW) {
+    i32 clocks = wavefronts(address, bytes, m), passes = uniform(address, m) ? 1 : clocks;
+    event(w, (Traced)((i32)Traced::SharedRead + which), 0, 0, total, passes, clocks);
+  }
   else if (window == 0)
     event(w, (Traced)((i32)Traced::GlobalRead + which), 0, 0, total, sectors(address, bytes, m));
 }

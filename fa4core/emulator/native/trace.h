@@ -29,7 +29,7 @@ enum class Traced : i32 {
   BulkStore,   // c bytes; d 1: a reduction
   BulkCommit,
   BulkWait,       // a groups that may be open; d 1: only their reads
-  SharedRead,     // c bytes; d wavefronts: passes through the banks
+  SharedRead,     // c bytes; d passes through the banks; e clocks of the data's way (wavefronts)
   SharedWrite,    // the same
   SharedAtomic,   // the same
   GlobalRead,     // c bytes; d sectors of 32 bytes

@@ -1,8 +1,8 @@
 """The compute role: two warpgroups, each with half of a block's queries; a thread has a key.
 
 It makes P^T out of S^T, and dS^T = P (dP - delta) out of dP^T, 16 bit each, and writes them over
-what they are made of; dS also to shared memory, where dQ = dS K takes it as it lies. Behind the
-last block it brings dK and dV to global memory.
+what they are made of; dS also to shared memory, where dQ = dS K takes it as it lies: in a pair, one
+half of it in the peer's. Behind the last block it brings dK and dV to global memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from fa4core.pipeline.effects import reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100 import tmem
 from fa4core.sm100.backward.finish import Finish
-from fa4core.sm100.backward.spec import TILE, Spec
+from fa4core.sm100.backward.spec import Spec, ds_stage
+from fa4core.sm100.backward.tiles import TILE
 from fa4core.sm100.exp import exp2_pair
 
 LOG2E = math.log2(math.e)
@@ -29,7 +30,10 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
     s, p = ends.waits("s_full"), ends.posts("p_ready")
     dp, ds = ends.waits("dp_full", optional=True), ends.posts("ds_ready", optional=True)
     rows, grads = ends.waits("rows_full"), ends.waits("grads_full")
+    copied = ends.posts("ds_copied", optional=True)
+    ds_free = ends.waits("ds_empty", optional=True)
     read, all_read = (end("staged_read", optional=True) for end in (ends.posts, ends.waits))
+    place = ds_stage(work.pair, work.cta, half)
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -46,22 +50,30 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     p.arrive()
                     if const_expr(work.with_k):
                         dp.take()
-                        work.differentiate(half, weights, scores, item, head, i, partial, stage)
+                        ds_free.take()
+                        work.differentiate(
+                            half, weights, scores, item, head, i, partial, stage, place
+                        )
                         ds.arrive()
+                    if const_expr(work.pair):  # noqa: SIM102 (when compiling)
+                        if half != work.cta:  # of the queries for which the peer forms dQ
+                            barrier = copied.expect(work.copied_bytes, half)
+                            work.send(half, work.cta, barrier=barrier)
         if item.blocks > 0:
             grads.take()
         item = plan.item(index)  # read anew, not kept in registers
         for result in work.results:
             if result.half == half:
                 if item.blocks > 0:
-                    work.stage(half, result, item)
+                    work.stage(place, result, item)
                 else:
-                    work.stage_zeros(half, result, item)
-                work.store(half, result, item)
+                    work.stage_zeros(place, result, item)
+                work.store(place, result, item)
                 work.settle(0)
         read.arrive()
         all_read.take()
         index = source.next(index)
+    ds_free.drain()
 
 
 class ComputeWork(Finish):
@@ -71,11 +83,17 @@ class ComputeWork(Finish):
         ds: The row of dS in shared memory, in the warpgroup's half.
         rows: (queries, {LSE, delta}, stage) in shared memory.
         mods: Mask and score mod.
+        copy: Of the warp's rows of dS to the peer.
+        cta: Rank of the CTA in its pair.
     """
 
-    def __init__(self, spec: Spec, thread, tmem, ds, staged, stores, rows, mods, scale):
+    def __init__(
+        self, spec: Spec, thread, tmem, ds, staged, stores, rows, mods, scale, copy, cta
+    ):  # fmt: skip
         super().__init__(spec, thread, tmem, staged, stores, scale)
-        self.ds, self.rows, self.mods, self.with_k = ds, rows, mods, spec.with_k
+        self.ds, self.rows, self.mods, self.copy, self.cta = ds, rows, mods, copy, cta
+        self.pair, self.with_k = spec.pair, spec.with_k
+        self.copied_bytes = copy.nbytes if spec.pair else 0
         self.width = 16 if spec.derivative else 32
         self.firsts = range(0, spec.half, self.width)
 
@@ -128,13 +146,13 @@ class ComputeWork(Finish):
                 values[at + n], values[at + n + 1] = exp2_pair(self.spec, first + at + n, x)
 
     @touches(
-        lambda half, weights, scores, item, head, i, partial, stage: (
-            reads("dp", half), reads("rows", stage), writes("ds_t", half), writes("ds", half)
+        lambda half, weights, scores, item, head, i, partial, stage, place: (
+            reads("dp", half), reads("rows", stage), writes("ds_t", half), writes("ds", place)
         )
     )  # fmt: skip
     def differentiate(
         self, half: Any, weights: cute.Tensor, scores: cute.Tensor, item: Any, head: Any, i: Any,
-        partial: bool, stage: Any,
+        partial: bool, stage: Any, place: Any,
     ) -> None:  # fmt: skip
         """dS out of dP and P; to tensor memory, over dP, and to shared memory."""
         key, query = self._indices(item, half, i)
@@ -152,6 +170,17 @@ class ComputeWork(Finish):
             self._store_ds(half, first, grads, query >> 31)
         cute.arch.fence_view_async_tmem_store()
         cute.arch.fence_proxy("async.shared", space="cta")
+
+    @touches(
+        lambda half, cta, barrier: (
+            reads("ds", ds_stage(True, cta, half)), writes("ds", cta, peer=True)
+        ),
+        unit="tma",
+    )  # fmt: skip
+    def send(self, half: Any, cta: Any, barrier: Any) -> None:
+        """The warp's rows of dS to the peer, begun; `differentiate` has shown them to TMA."""
+        with cute.arch.elect_one():
+            self.copy.start(barrier)
 
     def _times_weights(
         self, half: Any, first: int, grads: cute.Tensor, weights: cute.Tensor, stage: Any
@@ -186,7 +215,8 @@ class ComputeWork(Finish):
         """LSE or delta of four queries: the same for all threads, a broadcast."""
         values = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
         row = self.rows[None, which, stage]
-        cute.autovec_copy(cute.local_tile(row, (4,), (half * (self.spec.half // 4) + at // 4,)), values)
+        place = half * (self.spec.half // 4) + at // 4
+        cute.autovec_copy(cute.local_tile(row, (4,), (place,)), values)
         return values
 
 

@@ -1,6 +1,6 @@
 """How the compute role ends a work tile: dK and dV to global memory.
 
-A warp stages its 32 keys where dS is else, 64 columns at a time, and stores them by TMA, which clips
+A warp stages its 32 keys where dS was, 64 columns at a time, and stores them by TMA, which clips
 what is behind the sequence's end. The warpgroups take parts in turn.
 """
 
@@ -15,7 +15,8 @@ from fa4core.forward.tma import Operand
 from fa4core.pipeline.declare import WARP
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.sm100 import tmem
-from fa4core.sm100.backward.spec import PART, TILE, Result, Spec
+from fa4core.sm100.backward.spec import PART, Result, Spec
+from fa4core.sm100.backward.tiles import TILE
 from fa4core.sm100.memory import DTYPES
 
 PIECE = 16  # columns at a time
@@ -27,7 +28,7 @@ class Finish(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         tmem: Address of each region of tensor memory, by name and stage.
-        staged: The row in shared memory, in the warpgroup's stage.
+        staged: The row in shared memory, at the warpgroup's stage.
         stores: By "dk" and "dv": of (rows, d, heads_kv, batch, shift).
         scale: Run-time factor on q . k.
     """
@@ -37,8 +38,8 @@ class Finish(Fixed):
         self.stores, self.scale = stores, scale
         self.dtype, self.results = DTYPES[spec.dtype], spec.results
 
-    @touches(lambda half, result, item: (reads(result.name), writes("staged", half)))
-    def stage(self, half: Any, result: Result, item: Any) -> None:
+    @touches(lambda stage, result, item: (reads(result.name), writes("staged", stage)))
+    def stage(self, stage: Any, result: Result, item: Any) -> None:
         """Part of a key's row, to shared memory."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
         for first in range(0, result.columns, PIECE):
@@ -51,8 +52,8 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda half, result, item: (writes("staged", half),))
-    def stage_zeros(self, half: Any, result: Result, item: Any) -> None:
+    @touches(lambda stage, result, item: (writes("staged", stage),))
+    def stage_zeros(self, stage: Any, result: Result, item: Any) -> None:
         """Of a key that no query attends to."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
         values.fill(0.0)
@@ -60,13 +61,13 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda half, result, item: (reads("staged", half),), unit="store")
-    def store(self, half: Any, result: Result, item: Any) -> None:
+    @touches(lambda stage, result, item: (reads("staged", stage),), unit="store")
+    def store(self, stage: Any, result: Result, item: Any) -> None:
         """The warp's rows of a part, begun."""
         warp = cute.arch.make_warp_uniform(self.thread // WARP)
         operand, key = self.stores[result.name], item.tile * TILE + warp * WARP
         there, row = operand.rows_of(item.b_k, item.h_kv, item.start_k, item.seqlen_k, key)
-        operand.store(there, (row, result.first), (WARP, PART), (warp, half))
+        operand.store(there, (row, result.first), (WARP, PART), (warp, stage))
         cute.arch.cp_async_bulk_commit_group()
 
     @drains("store")

@@ -17,14 +17,15 @@ from fa4core.backward.work import Plan
 from fa4core.forward.tma import Operand, copies
 from fa4core.forward.views import batched, keys
 from fa4core.pipeline.declare import WARP
-from fa4core.pipeline.device import copy_of, in_role, thread_of
+from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
 from fa4core.sm100.backward.compute import ComputeWork, compute
 from fa4core.sm100.backward.load import LoadWork, load
 from fa4core.sm100.backward.memory import Memory
-from fa4core.sm100.backward.mma import MmaWork, Operands, mma
+from fa4core.sm100.backward.mma import MmaWork, mma
 from fa4core.sm100.backward.reduce import ReduceWork, reduce
-from fa4core.sm100.backward.spec import PART, TILE, Spec
-from fa4core.sm100.backward.tuning import ADDED
+from fa4core.sm100.backward.relay import RelayWork, relay
+from fa4core.sm100.backward.spec import PART, Spec, ds_stage
+from fa4core.sm100.backward.tiles import TILE
 from fa4core.sm100.begin import Begin, meet_all
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.product import MN_MAJOR, Product, group
@@ -37,16 +38,27 @@ Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 def products(spec: Spec) -> dict[str, Product]:
     """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), and dQ = dS K (queries)
     or, in groups of 128 columns of K, dQ^T = K^T dS^T."""
-    dtype, queries = DTYPES[spec.dtype], spec.queries
+    dtype, ctas, keys, queries = DTYPES[spec.dtype], spec.ctas, TILE * spec.ctas, spec.queries
     transposed: dict[str, Any] = {"b_major": MN_MAJOR, "a_in_tensor_memory": True}
-    of_dq = (LANES, queries, TILE) if spec.wide else (queries, spec.d, TILE)
+    of_dq = (LANES, queries, keys) if spec.wide else (queries, spec.d, keys)
     return {
-        "s": Product(dtype, (TILE, queries, spec.d)),
-        "dp": Product(dtype, (TILE, queries, spec.d_v)),
-        "dv": Product(dtype, (TILE, spec.d_v, queries), **transposed),
-        "dk": Product(dtype, (TILE, spec.d, queries), **transposed),
-        "dq": Product(dtype, of_dq, a_major=MN_MAJOR, b_major=MN_MAJOR),
+        "s": Product(dtype, (keys, queries, spec.d), ctas),
+        "dp": Product(dtype, (keys, queries, spec.d_v), ctas),
+        "dv": Product(dtype, (keys, spec.d_v, queries), ctas, **transposed),
+        "dk": Product(dtype, (keys, spec.d, queries), ctas, **transposed),
+        "dq": Product(dtype, of_dq, ctas, a_major=MN_MAJOR, b_major=MN_MAJOR),
     }
+
+
+def operands(spec: Spec) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the operands that are loaded, by region."""
+    d, d_v = spec.d, spec.d_v
+    either = {"k": (TILE, d), "q": (spec.rows, d), "do": (spec.rows, d_v)}
+    either |= {"v": (TILE, d_v)} if spec.with_k else {}
+    if not spec.pair:
+        return either
+    columns = {"k": (2 * TILE, d // 2), "q": (TILE, d // 2), "do": (TILE, d_v // 2)}
+    return either | {f"{name}_columns": shape for name, shape in columns.items()}
 
 
 @cute.kernel
@@ -67,6 +79,7 @@ def backward_kernel(
     pipeline = spec.pipeline
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    cta = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if spec.pair else 0
 
     allocator = pipeline.role("mma").first
     prologue = Memory(spec)
@@ -74,35 +87,43 @@ def backward_kernel(
         prologue.barriers.initialise()
     cute.arch.mbarrier_init_fence()
     if warp == allocator:
-        cute.arch.alloc_tmem(spec.tmem_columns, prologue.address)
+        cute.arch.alloc_tmem(spec.tmem_columns, prologue.address, spec.pair)
     meet_all(spec.ctas)
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    begin, mods = Begin(spec, Memory, Plan, items, runs, 0), GradMods(spec, captured, grad_captured)
+    begin, mods = (
+        Begin(spec, Memory, Plan, items, runs, cta),
+        GradMods(spec, captured, grad_captured),
+    )
     half = copy_of(pipeline, "compute", warp)  # here: in the role it is not found to be uniform
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
-        load(*begin("load", lambda memory: _loading(memory, loads, lse, delta)))
+        load(*begin("load", lambda memory: _loading(memory, loads, lse, delta, cta)))
+    if cutlass.const_expr(spec.pair):  # noqa: SIM102 (decided when compiling; the other is not)
+        if in_role(pipeline, "relay", warp):
+            cute.arch.setmaxregister_decrease(registers["relay"])
+            relay(*begin("relay", lambda memory: RelayWork(cta)))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
     if in_role(pipeline, "mma", warp):
         cute.arch.setmaxregister_decrease(registers["mma"])
-        mma(*begin("mma", _issuing))
+        if cta == LEADER:
+            mma(*begin("mma", _issuing))
     if in_role(pipeline, "reduce", warp):
         _set_registers(registers["reduce"])
         if cutlass.const_expr(spec.with_k):
             row = thread_of(pipeline, "reduce", thread)
-            reduce(*begin("reduce", lambda memory: _adding(memory, row, sums, turns)))
+            reduce(*begin("reduce", lambda memory: _adding(memory, row, cta, sums, turns)))
     if in_role(pipeline, "compute", warp):
         cute.arch.setmaxregister_increase(registers["compute"])
         row = thread_of(pipeline, "compute", thread)
-        given = half, stores, mods, scale
+        given = half, cta, stores, mods, scale
         compute(*begin("compute", lambda memory: _computing(memory, row, *given)), half)
 
     meet_all(spec.ctas)
     if warp == allocator:
-        cute.arch.relinquish_tmem_alloc_permit()
-        cute.arch.dealloc_tmem(Memory(spec).tmem, spec.tmem_columns)
+        cute.arch.relinquish_tmem_alloc_permit(spec.pair)
+        cute.arch.dealloc_tmem(Memory(spec).tmem, spec.tmem_columns, spec.pair)
 
 
 def _set_registers(count: int) -> None:
@@ -114,64 +135,62 @@ def _set_registers(count: int) -> None:
 
 
 def _loading(
-    memory: Memory, loads: dict[str, Copy], lse: cute.Tensor, delta: cute.Tensor
+    memory: Memory, loads: dict[str, Copy], lse: cute.Tensor, delta: cute.Tensor, cta: Any
 ) -> LoadWork:
-    spec = memory.spec
-    shapes = {"k": (TILE, spec.d), "q": (spec.queries, spec.d), "do": (spec.queries, spec.d_v)}
-    shapes |= {"v": (TILE, spec.d_v)} if spec.with_k else {}
-    operands = {
-        x: Operand(*loads[x], memory.panels(x, (rows,), columns, rows))
-        for x, (rows, columns) in shapes.items()
+    found = {
+        name: Operand(*loads[name], memory.panels(name, (rows,), columns, rows))
+        for name, (rows, columns) in operands(memory.spec).items()
     }
-    return LoadWork(spec, operands, lse, delta, memory.numbers)
+    return LoadWork(memory.spec, found, lse, delta, memory.numbers, cta)
 
 
 def _issuing(memory: Memory) -> MmaWork:
-    kinds = products(memory.spec)
+    spec, kinds = memory.spec, products(memory.spec)
     s, dp, dv, dk, dq = (kinds[x] for x in ("s", "dp", "dv", "dk", "dq"))
-    spec = memory.spec
-    scores = s.a(memory, "k"), s.b(memory, "q")
-    of_v = dv.b(memory, "do") if spec.with_v else None
-    of_k: tuple = (None, None, None)
+    found: dict[str, tuple[InShared, ...]] = {"s": (s.a(memory, "k"), s.b(memory, "q"))}
+    if spec.with_v:
+        found["dv"] = (dv.b(memory, "do_columns"),)
     if spec.with_k:
-        of_k = (dp.a(memory, "v"), dp.b(memory, "do")), dk.b(memory, "q"), _operands_of_dq(memory, dq)
+        found["dp"] = dp.a(memory, "v"), dp.b(memory, "do")
+        found["dk"], found["dq"] = (dk.b(memory, "q_columns"),), _operands_of_dq(memory, dq)
     tmem = {name: memory.columns(name)(0).toint() for name in spec.tmem}
     instructions = {name: kind.instruction for name, kind in kinds.items()}
-    return MmaWork(spec, instructions, Operands(scores, of_v, *of_k), tmem)
+    return MmaWork(spec, instructions, found, tmem)
 
 
 def _operands_of_dq(memory: Memory, dq: Product) -> tuple[InShared, InShared]:
     spec, whole = memory.spec, (1, None)
     if not spec.wide:
-        return dq.a(memory, "ds", whole), dq.b(memory, "k")
-    firsts = spec.dq_firsts
-    apart = (firsts[-1] - firsts[0]) * TILE * 2  # bytes of the panels between two groups
-    return dq.a(memory, "k", (len(firsts), apart)), dq.b(memory, "ds", whole)
+        return dq.a(memory, "ds", whole), dq.b(memory, "k_columns")
+    apart = spec.dq_groups[-1] * TILE * 2  # bytes of the panels between the groups
+    return dq.a(memory, "k", (len(spec.dq_groups), apart)), dq.b(memory, "ds", whole)
 
 
-def _adding(memory: Memory, row: Any, sums: Copy, turns: cute.Tensor) -> ReduceWork:
-    staged = memory.panels("added", (WARP,), ADDED, dtype=cutlass.Float32)
+def _adding(memory: Memory, row: Any, cta: Any, sums: Copy, turns: cute.Tensor) -> ReduceWork:
+    columns = memory.spec.added
+    staged = memory.panels("added", (WARP,), columns, dtype=cutlass.Float32)
     if memory.spec.wide:
         line: Any = memory.column("added", row // WARP, row % WARP)
     else:
-        line = memory.row("added", row)
+        line = memory.row("added", row, nbytes=columns * 4)
     dq = memory.columns("dq")(0)
-    return ReduceWork(memory.spec, row, dq, line, Operand(*sums, staged), turns)
+    return ReduceWork(memory.spec, row, cta, dq, line, Operand(*sums, staged), turns)
 
 
 def _computing(
-    memory: Memory, row: Any, half: Any, stores: dict[str, Copy], mods: GradMods, scale: Any
-) -> ComputeWork:
+    memory: Memory, row: Any, half: Any, cta: Any, stores: dict[str, Copy], mods: GradMods,
+    scale: Any,
+) -> ComputeWork:  # fmt: skip
     spec = memory.spec
     tmem = {name: memory.columns(name) for name in spec.tmem}
-    panels = memory.panels("staged", (WARP,), PART)
+    place, panels = ds_stage(spec.pair, cta, half), memory.panels("staged", (WARP,), PART)
     out = {name: Operand(*stores[name], panels) for name in stores}
-    staged = memory.row("staged", row, half if spec.stages.staged > 1 else 0)
-    ds = None
-    if spec.with_k:
-        # halves of 64 queries share rows of 128 bytes
-        ds = memory.row("ds", row, 0, half * 4) if spec.wide else memory.row("ds", row, half)
-    return ComputeWork(spec, row, tmem, ds, staged, out, memory.numbers, mods, scale)
+    ds = staged = memory.row("staged", row, place)  # dS lies there, too
+    if spec.wide:  # whose halves of the queries share rows of 128 bytes
+        ds = memory.row("staged", row, piece=half * 4)
+    copy = memory.to_peer(cta, row) if spec.pair else None
+    rows = memory.numbers
+    return ComputeWork(spec, row, tmem, ds, staged, out, rows, mods, scale, copy, cta)
 
 
 @cute.jit
@@ -203,18 +222,17 @@ def backward(
         batched(tensor, 4) for tensor in (q, k, v, grad_out, grad_k, grad_v)
     )
 
+    given = {"k": keys(k), "v": keys(v), "q": keys(q), "do": keys(grad_out)}
     loads = {
-        "k": copies(load, keys(k), (TILE,), spec.d, TILE),
-        "v": copies(load, keys(v), (TILE,), spec.d_v, TILE),
-        "q": copies(load, keys(q), (spec.queries,), spec.d, spec.queries),
-        "do": copies(load, keys(grad_out), (spec.queries,), spec.d_v, spec.queries),
+        name: copies(load, given[name.removesuffix("_columns")], (rows,), columns, rows)
+        for name, (rows, columns) in operands(spec).items()
     }
     stores = {
         "dk": copies(store, keys(grad_k), (WARP,), PART, TILE),
         "dv": copies(store, keys(grad_v), (WARP,), PART, TILE),
     }
     of_q = cute.make_tensor(grad_q.iterator, cute.select(grad_q.layout, [1, 2, 0]))
-    sums = copies(add, of_q, (WARP,), ADDED, TILE)
+    sums = copies(add, of_q, (WARP,), spec.added, TILE)
     lse, delta, turns = (
         cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0])) for x in (lse, delta, turns)
     )

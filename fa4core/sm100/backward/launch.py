@@ -14,7 +14,12 @@ from fa4core.sm100.backward.spec import Spec
 def spec_of(call: Call, target: str, deterministic: bool) -> Spec:
     """What a call's kernel is compiled for."""
     derivative = not Rule.of(call.program).is_identity
-    return Spec(**common(call, target, deterministic), derivative=derivative)
+    schedule = call.program.schedule
+    return Spec(
+        **common(call, target, deterministic),
+        derivative=derivative,
+        ctas=1 if schedule is None else schedule.ctas,
+    )
 
 
 BACKWARD = Skeleton(spec_of, "fa4core.sm100.backward.kernel:backward")

@@ -16,6 +16,7 @@ from fa4core.sm100.backward.compute import ComputeWork, compute
 from fa4core.sm100.backward.load import LoadWork, load
 from fa4core.sm100.backward.mma import MmaWork, mma
 from fa4core.sm100.backward.reduce import ReduceWork, reduce
+from fa4core.sm100.backward.relay import RelayWork, relay
 from fa4core.sm100.backward.spec import Spec
 
 ROLES: dict[str, tuple[Role, type]] = {
@@ -24,6 +25,7 @@ ROLES: dict[str, tuple[Role, type]] = {
     "mma": (mma, MmaWork),
     "load": (load, LoadWork),
 }
+PAIR_ROLES: dict[str, tuple[Role, type]] = {"relay": (relay, RelayWork)}
 
 
 def programs(
@@ -31,24 +33,27 @@ def programs(
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
     known = {
-        "dq_apart": spec.dq_apart,
+        "pair": spec.pair,
+        "dq_inside": spec.dq_inside,
         "ahead": spec.ahead,
         "with_v": spec.with_v,
         "with_k": spec.with_k,
         "stages": spec.stages.added,
-        "groups": spec.dq_groups,
+        "groups": spec.held,
         "parts_ahead": spec.parts_ahead,
         "deterministic": spec.deterministic,
         "results": spec.results,
     }
-    roles = {name: role for name, role in ROLES.items() if spec.with_k or name != "reduce"}
+    roles = ROLES | (PAIR_ROLES if spec.pair else {})
+    if not spec.with_k:
+        del roles["reduce"]
     return protocol.programs(roles, spec, blocks, known, change, Plan)
 
 
 def check_backward(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Role] | None = None
 ) -> None:
-    """Check the protocol for one CTA that works through tiles of these many query blocks.
+    """Check the protocol for a CTA or a pair that works through tiles of these many query blocks.
 
     Raises:
         fa4core.pipeline.check.ProtocolError: With a counterexample.

@@ -14,33 +14,32 @@ with Q: dK, which read it, needed dS. dV and dK may be overwritten by the next w
 P, which the compute role makes when it has read them. dQ has no room of its own if head dims are
 large; then dP of the next block must wait until the reduce role has read dQ. Head dims above 128
 have tiles of 64 queries and may take two launches; see `tuning`.
+
+With two CTAs, a cluster works on two tiles of keys side by side. The first CTA's MMA warp issues
+products of 256 keys, 128 in each CTA; each loads half of every operand B: of the queries for S and
+dP, of the columns (of the head dim) for dV and dK, which is why Q and dO are loaded both ways. dQ
+is the sum over both tiles of keys: each CTA forms it for half of a block's queries, so that half as
+much is added in global memory. It needs dS of all 256 keys for that, and gets the other tile's from
+its peer, which copies it over; K is loaded both ways, too. dP of the next block is issued before
+dQ of this one, so that the tensor core works while dS is under way. dQ lies where S was: between
+the halves of P, which then are at the ends; S of the block after the next one must wait until the
+reduce role has read it.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import attrs
 
-from fa4core.backward.spec import BackwardSpec
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
 from fa4core.pipeline.layout import place
-from fa4core.sm100.backward.tuning import (
-    ADDED,
-    LANES,
-    NARROW,
-    STAGES,
-    Launch,
-    Share,
-    Stages,
-    groups,
-    shares,
-)
-from fa4core.sm100.spec import InTensorMemory
+from fa4core.sm100.backward.tiles import HALVES, TILE, Tiles
+from fa4core.sm100.backward.tuning import STAGES, Stages
 
-TILE = 128  # keys of a work tile
-HALVES = 2  # of a block's queries: one for each copy of the compute role
 PART = 64  # columns of dK or dV staged at a time: rows of 128 bytes
+ROW_STAGES = 2  # LSE and delta of this block, and of the next one
 
 
 @attrs.frozen
@@ -60,65 +59,15 @@ class Result:
 
 
 @attrs.frozen(slots=False)
-class Spec(InTensorMemory, BackwardSpec):
-    """A Blackwell backward kernel.
+class Spec(Tiles):
+    """A Blackwell backward kernel."""
 
-    Attributes:
-        derivative: Whether d value / d score is anything but 1, or captured tensors have gradients:
-            raw scores are then kept until dP is there.
-        launch: Which gradients it computes.
-    """
-
-    derivative: bool = attrs.field(default=False, kw_only=True)
-    launch: Launch = attrs.field(default="all", kw_only=True)
-    target: str = attrs.field(default="sm100", kw_only=True)
-
-    @property
-    def keys(self) -> int:
-        return TILE
-
-    @property
-    def wide(self) -> bool:
-        """Whether dQ is computed transposed, for tiles of 64 queries."""
-        return max(self.head_dim, self.head_dim_v) > NARROW
-
-    @property
-    def queries(self) -> int:
-        return 64 if self.wide else 128
-
-    @property
-    def half(self) -> int:
-        """Queries of a copy of the compute role."""
-        return self.queries // HALVES
-
-    @property
-    def d(self) -> int:
-        """Transposed, dQ takes whole groups of 128 columns, which begin at panels of 64."""
-        return max(LANES, -(-self.head_dim // 64) * 64) if self.wide else super().d
-
-    @property
-    def launches(self) -> tuple[Spec, ...]:
-        if self.launch != "all" or self._columns_of_all <= Limits().tmem_columns:
-            return (self,)
-        only_v = attrs.evolve(self, launch="dv", derivative=False)
-        return only_v, attrs.evolve(self, launch="dk")
-
-    @property
-    def with_v(self) -> bool:
-        """Whether dV is computed."""
-        return self.launch != "dk"
-
-    @property
-    def with_k(self) -> bool:
-        """Whether dK and dQ are computed."""
-        return self.launch != "dv"
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """Of the reduce role, which takes a row of dQ at once; of the compute role; of others."""
-        if not self.derivative:
-            return 152, 136, 88
-        return (88, 168, 88) if self.wide else (72, 192, 56)
+    @cached_property
+    def stages(self) -> Stages:
+        """Lengths of rings in shared memory: the first choice that fits."""
+        limit, choices = Limits().smem_bytes, STAGES[self.ctas]
+        fits = (stages for stages in choices if _bytes(self._shared(stages)) <= limit)
+        return next(fits, choices[-1])
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -134,17 +83,6 @@ class Spec(InTensorMemory, BackwardSpec):
         return tuple(Result(*part, n % copies) for n, part in enumerate(parts))
 
     @property
-    def shares(self) -> tuple[Share, ...]:
-        """dQ of a block as it is added."""
-        return shares(self.d, self.queries, self.wide)
-
-    @property
-    def dq_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Parts of dQ that a thread of the reduce role holds at once."""
-        parts, most = range(len(self.shares)), 1 if self.derivative else 4
-        return tuple(tuple(parts[i : i + most]) for i in parts[::most])
-
-    @property
     def parts_ahead(self) -> tuple[int, ...]:
         """How many parts of dQ TMA may still be reading when each one is staged: the first part of
         a block, if parts are odd in number, is staged where the last one before it was."""
@@ -152,37 +90,9 @@ class Spec(InTensorMemory, BackwardSpec):
         return tuple(0 if part == 0 and parts % stages else stages - 1 for part in range(parts))
 
     @property
-    def dq_firsts(self) -> tuple[int, ...]:
-        """Where the head dim's columns begin that each product for dQ gives."""
-        return groups(self.d) if self.wide else (0,)
-
-    @property
-    def dq_columns(self) -> int:
-        """Of dQ in tensor memory."""
-        return len(self.dq_firsts) * self.queries if self.wide else self.d
-
-    @property
-    def _columns_of_all(self) -> int:
-        """Of tensor memory, if dQ has none of its own."""
-        return self.d + self.d_v + self.queries + max(self.queries, self.dq_columns)
-
-    @property
-    def dq_apart(self) -> bool:
-        """Whether dQ has columns of its own."""
-        grads = self.d_v * self.with_v + self.d
-        return 2 * self.queries + grads + self.dq_columns <= Limits().tmem_columns
-
-    @cached_property
-    def stages(self) -> Stages:
-        """Lengths of rings in shared memory: the first choice that fits."""
-        limit = Limits().smem_bytes
-        fits = (s for s in STAGES if _bytes(self._shared(s)) <= limit)
-        return next(fits, STAGES[-1])
-
-    @property
     def ahead(self) -> bool:
         """Whether S of the next block is computed before dK of this one."""
-        return self.stages.q > 1
+        return self.pair or self.stages.q > 1
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -191,80 +101,141 @@ class Spec(InTensorMemory, BackwardSpec):
             roles=(
                 Role("reduce", 0, 4, registers=reduce),
                 Role("compute", 4, 4, copies=HALVES, registers=compute),
-                Role("mma", 12, 1, registers=others),
+                Role("mma", 12, 1, registers=others, leader=True),
                 Role("load", 13, 1, registers=others),
-                Role("spare", 14, 2, registers=others),  # fill the warpgroup
+                *self._rest(others),
             ),
-            signals=self._signals(),
+            signals=(
+                *self._signals,
+                *(self._signals_of_k if self.with_k else ()),
+                *(self._signals_of_pairs if self.pair else ()),
+            ),
             smem=self._shared(self.stages),
-            tmem=self._columns(),
+            tmem=self._columns,
+            ctas=self.ctas,
         )
 
+    def _rest(self, registers: int) -> tuple[Role, ...]:
+        """Roles that fill the last warpgroup."""
+        if not self.pair:
+            return (Role("spare", 14, 2, registers=registers),)
+        return (
+            Role("relay", 14, 1, registers=registers),
+            Role("spare", 15, 1, registers=registers),
+        )
+
+    @property
     def _signals(self) -> tuple[Signal, ...]:
-        tma, commit, warps, stages = How.TMA, How.COMMIT, How.WARPS, self.stages
-        of_k = (
+        tma, commit, warps, stages = How.TMA, How.COMMIT, How.WARPS, self.stages.q
+        return (
+            Signal("k_full", (("load", tma),), "mma"),
+            Signal("k_empty", (("mma", commit),), "load", passed=True),
+            Signal("q_full", (("load", tma),), "mma", stages=stages),
+            Signal("q_empty", (("mma", commit),), "load", stages=stages, passed=True),
+            Signal("do_full", (("load", tma),), "mma"),
+            Signal("do_empty", (("mma", commit),), "load", passed=True),
+            Signal("rows_full", (("load", tma),), "compute", stages=ROW_STAGES),
+            Signal("s_full", (("mma", commit),), "compute"),
+            Signal("p_ready", (("compute", warps),), "mma"),
+            Signal("grads_full", (("mma", commit),), "compute"),
+        )
+
+    @property
+    def _signals_of_k(self) -> tuple[Signal, ...]:
+        tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
+        # 64 queries: results are staged where the other copy's dS lies
+        read = (Signal("staged_read", (("compute", warps),), "compute"),)
+        return (
             Signal("v_full", (("load", tma),), "mma"),
             Signal("v_empty", (("mma", commit),), "load", passed=True),
             Signal("dp_full", (("mma", commit),), "compute"),
             Signal("ds_ready", (("compute", warps),), "mma"),
             Signal("dq_full", (("mma", commit),), "reduce"),
             Signal("dq_empty", (("reduce", warps),), "mma", passed=True),
+            *(read if self.wide else ()),
         )
-        # results are staged where the other copy's dS lies
-        shared = (Signal("staged_read", (("compute", warps),), "compute"),)
+
+    @property
+    def _signals_of_pairs(self) -> tuple[Signal, ...]:
+        tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
         return (
-            Signal("k_full", (("load", tma),), "mma"),
-            Signal("k_empty", (("mma", commit),), "load", passed=True),
-            Signal("q_full", (("load", tma),), "mma", stages=stages.q),
-            Signal("q_empty", (("mma", commit),), "load", stages=stages.q, passed=True),
-            Signal("do_full", (("load", tma),), "mma"),
-            Signal("do_empty", (("mma", commit),), "load", passed=True),
-            Signal("rows_full", (("load", tma),), "compute", stages=stages.q),
-            Signal("s_full", (("mma", commit),), "compute"),
-            Signal("p_ready", (("compute", warps),), "mma"),
-            Signal("grads_full", (("mma", commit),), "compute"),
-            *(of_k if self.with_k else ()),
-            *(shared if self.with_k and self.wide else ()),
+            Signal("k_columns_full", (("load", tma),), "mma"),
+            Signal("k_columns_empty", (("mma", commit),), "load", passed=True),
+            Signal("q_columns_full", (("load", tma),), "mma"),
+            Signal("q_columns_empty", (("mma", commit),), "load", passed=True),
+            Signal("do_columns_full", (("load", tma),), "mma"),
+            Signal("do_columns_empty", (("mma", commit),), "load", passed=True),
+            # a tile for each half of the queries: it arrives in the CTA that has this half of dQ
+            Signal("ds_copied", (("compute", How.COPY),), "relay", copies=HALVES),
+            Signal("ds_exchanged", (("relay", warps),), "mma"),
+            Signal("ds_empty", (("mma", commit),), "compute", passed=True),
         )
 
     def _shared(self, stages: Stages) -> tuple[Region, ...]:
-        queries = self.queries
+        """See `ds_stage`; behind the last block, dK and dV are staged where dS was."""
+        part, ds = TILE * PART * 2, TILE * self.half * 2
+        tiles = 3 if self.pair else HALVES
+        staged = tiles if self.pair else stages.staged
         of_k = (
-            Region("v", TILE * self.d_v * 2, align=1024),
-            Region("added", TILE * ADDED * 4, stages=stages.added, align=1024),
             # of 64 queries the halves lie side by side in rows of 128 bytes, not like this
-            Region("ds", TILE * self.half * 2, stages=HALVES, inside="results"),
+            Region("ds", ds, stages=tiles, stride=ds, inside="results"),
+            Region("v", TILE * self.d_v * 2, align=1024),
+            Region("added", TILE * self.added * 4, stages=stages.added, align=1024),
         )
-        part = TILE * PART * 2
         return (
             Region("k", TILE * self.d * 2, align=1024),
-            Region("q", queries * self.d * 2, stages=stages.q, align=1024),
-            Region("do", queries * self.d_v * 2, align=1024),
-            Region("results", part * stages.staged, align=1024),
-            Region("staged", part, stages=stages.staged, inside="results", align=1024),
+            Region("q", self.rows * self.d * 2, stages=stages.q, align=1024),
+            Region("do", self.rows * self.d_v * 2, align=1024),
+            *self._by_columns(stages.q),
+            Region("results", staged * part, align=1024),
+            Region("staged", part, stages=staged, stride=part, inside="results"),
             *(of_k if self.with_k else ()),
-            Region("rows", 2 * queries * 4, stages=stages.q, align=16),  # LSE and delta
+            Region("rows", 2 * self.queries * 4, stages=ROW_STAGES, align=16),  # LSE and delta
             Region("barriers", 256, align=16),
             Region("address", 16, align=16),
         )
 
+    def _by_columns(self, q_stages: int) -> tuple[Region, ...]:
+        """Operands B of dQ, dK and dV: in a pair half of the columns, and all rows of K's two tiles
+        and of Q and dO."""
+        host = {x: None if self.pair else x for x in ("k", "q", "do")}
+        return (
+            Region("k_columns", TILE * self.d * 2, inside=host["k"], align=1024),
+            Region("q_columns", self.rows * self.d * 2, q_stages, inside=host["q"], align=1024),
+            Region("do_columns", self.rows * self.d_v * 2, inside=host["do"], align=1024),
+        )
+
+    @property
     def _columns(self) -> tuple[Region, ...]:
         """Everything by halves of the queries is in stages: each copy of the compute role reads its
         half, and overwrites it with 16-bit values, two a column, whatever the other one does."""
-        half, together = self.half, max(self.queries, self.dq_columns)
-        of_dq = (Region("dq", self.dq_columns if self.dq_apart else together),)
-        of_dp = (
-            Region("dp", half, stages=HALVES, inside=None if self.dq_apart else "dq"),
-            Region("ds_t", half // 2, stages=HALVES, inside="dp"),
+        half, inside = self.half, self.dq_inside
+        between = inside == "scores"  # dQ, the halves of P
+        halves = {"stages": HALVES, "stride": half}
+        at_the_ends = {"stages": HALVES, "stride": self.queries - half // 2}
+        of_k = (
+            Region("grads", max(self.queries, self.dq_columns if inside == "grads" else 0)),
+            Region("dp", half, inside="grads", **halves),
+            Region("ds_t", half // 2, inside="grads", **halves),
+            Region("dk", self.d),
+            Region("dq", self.dq_columns, inside=inside, offset=half // 2 if between else 0),
         )
         return (
-            Region("s", half, stages=HALVES),
-            Region("p", half // 2, stages=HALVES, inside="s"),
+            Region("scores", self.queries),
+            Region("s", half, inside="scores", **halves),
+            Region("p", half // 2, inside="scores", **(at_the_ends if between else halves)),
             *((Region("dv", self.d_v),) if self.with_v else ()),
-            *((*of_dq, *of_dp, Region("dk", self.d)) if self.with_k else ()),
+            *(of_k if self.with_k else ()),
         )
 
 
 def _bytes(regions: tuple[Region, ...]) -> int:
     """Of regions, laid out without a limit."""
     return max(p.end for p in place(regions, 1 << 30, "bytes").values())
+
+
+def ds_stage(pair: bool, cta: Any, half: Any) -> Any:
+    """Where dS of half of the queries lies in shared memory. In a pair, stages are the tiles of
+    keys, of the queries for which the CTA forms dQ; from the third one the rest is copied to the
+    peer."""
+    return cta + (half ^ cta) * (2 - cta) if pair else half

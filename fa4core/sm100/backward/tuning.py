@@ -28,7 +28,6 @@ import attrs
 NARROW = 128  # head dims up to here
 LANES = 128  # of tensor memory
 WARP = 32
-ADDED = 32  # columns of dQ that a warp stages at a time: rows of 128 bytes
 
 Launch = Literal["all", "dv", "dk"]  # the gradients that a launch computes; dQ goes with dK
 
@@ -38,7 +37,7 @@ class Stages:
     """Lengths of rings in shared memory.
 
     Attributes:
-        q: Tiles of Q; with two, S of the next block comes before dK of this one.
+        q: Tiles of Q: with two, one CTA computes S of the next block before dK of this one.
         added: Parts of dQ that are staged.
         staged: Parts of dV and dK that are staged: one for each copy of the compute role, or one
             for the first copy, which then does that alone.
@@ -49,26 +48,27 @@ class Stages:
     staged: int = 2
 
 
-#: The first that fits is taken. The last but one serves (256, 208), the last one (256, 256).
-STAGES = (Stages(), Stages(staged=1), Stages(added=1, staged=1), Stages(1, 2, 1), Stages(1, 1, 1))
+#: By the CTAs of a work tile; the first that fits is taken. Of one CTA, the last but one serves
+#: (256, 208), the last one (256, 256).
+STAGES = {
+    1: (Stages(), Stages(staged=1), Stages(added=1, staged=1), Stages(1, 2, 1), Stages(1, 1, 1)),
+    2: (Stages(q=1), Stages(q=1, added=1)),
+}
 
 
 @attrs.frozen
 class Share:
-    """A part of a block's dQ that a warp stages and adds at once: 32 queries, 32 columns or less.
+    """A part of a block's dQ that a warp stages and adds at once.
 
     Attributes:
         columns: Of the head dim.
         row, column: Where that of the role's first warp begins.
-        rows_apart, columns_apart: From warp to warp.
         first_warp: Warps before this one have nothing to add: another share has it.
     """
 
     columns: int
     row: int
     column: int
-    rows_apart: int
-    columns_apart: int
     first_warp: int = 0
 
 
@@ -77,13 +77,10 @@ def groups(d: int) -> tuple[int, ...]:
     return tuple(min(first, d - LANES) for first in range(0, d, LANES))
 
 
-def shares(d: int, queries: int, transposed: bool) -> tuple[Share, ...]:
-    """A block's dQ, in the order in which it lies in columns of tensor memory, 32 each."""
-    if not transposed:
-        firsts = range(0, d, ADDED)
-        return tuple(Share(min(ADDED, d - first), 0, first, WARP, 0) for first in firsts)
+def transposed(d: int, queries: int) -> tuple[Share, ...]:
+    """Shares of a transposed dQ: 32 queries, 32 columns for each warp."""
     return tuple(
-        Share(ADDED, row, first, 0, WARP, (n * LANES - first) // WARP)
+        Share(WARP, row, first, (n * LANES - first) // WARP)
         for n, first in enumerate(groups(d))
         for row in range(0, queries, WARP)
     )

@@ -166,8 +166,7 @@ def forward(
     out: cute.Tensor,
     lse: cute.Tensor,
     row_max: cute.Tensor,
-    items: cute.Tensor,
-    runs: cute.Tensor,
+    tables: tuple,
     pages: tuple,
     captured: tuple,
     scale: cutlass.Float32,
@@ -176,7 +175,8 @@ def forward(
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), lse and row_max: (batch, heads, rows), packed tensors
-    without a batch; items and runs: see `tables`. In pages, k and v: (pages, rows, heads, d)."""
+    without a batch; tables: items and runs of `Metadata`. In pages, k and v: (pages, rows, heads,
+    d)."""
     q, k, v, out = (batched(tensor, 4) for tensor in (q, k, v, out))
     lse, row_max = (batched(rows, 3) for rows in (lse, row_max))
     inward, outward = (
@@ -193,8 +193,8 @@ def forward(
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
-        spec, load_q, g_q, load_k, g_k, load_v, g_v, store_out, g_out, *by_row, items, runs,
-        pages, captured, scale,
+        spec, load_q, g_q, load_k, g_k, load_v, g_v, store_out, g_out, *by_row, *tables, pages,
+        captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], cluster=[spec.ctas, 1, 1],
         smem=spec.smem_bytes, min_blocks_per_mp=1, stream=stream,

@@ -79,8 +79,7 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
     if schedule_of(call).source == "persistent":
         clusters = min(max(1, place.sms // spec.ctas), clusters)
     return (
-        plan.items,
-        plan.runs,
+        (plan.items, plan.runs),
         pages(call),
         captured(call.program.graph.captures),
         float(call.scale),

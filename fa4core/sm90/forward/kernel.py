@@ -80,6 +80,7 @@ def forward_kernel(
     row_max: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
+    lists: cute.Tensor,
     pages: tuple,
     captured: tuple,
     scale: cutlass.Float32,
@@ -87,8 +88,6 @@ def forward_kernel(
     pipeline, products = spec.pipeline, Products(spec)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    first, _, _ = cute.arch.block_idx()
-    step, _, _ = cute.arch.grid_dim()
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
 
     pointer = memory + spec.smem["barriers"].offset
@@ -107,14 +106,13 @@ def forward_kernel(
     cute.arch.sync_threads()
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    count, uniform = cute.size(items, mode=[0]), cute.arch.make_warp_uniform
-    plan = Plan(items, runs, count, stride(first, step), Share(spec.tiles), uniform)
     mods = Mods(spec, captured)
 
     t = copy_of(pipeline, "consumer", warp)
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
         operands = {"q": (load_q, q), "k": (load_k, k), "v": (load_v, v)}
+        plan = _plan(spec, items, runs, lists)
         load(_loading(spec, memory, operands, pages), plan, Ends(pipeline, "load", barriers))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
@@ -125,7 +123,16 @@ def forward_kernel(
         finished = _results(spec, memory, store, out)
         epilogue = (s_rows, finished, lse, row_max, batches, mods, scale)
         work = _consumer_work(spec, products, t, member, s_q, s_k, s_v, mods, scale, epilogue)
+        plan = _plan(spec, items, runs, lists)
         consumer(work, plan, Ends(pipeline, "consumer", barriers), t)
+
+
+def _plan(spec: Spec, items: cute.Tensor, runs: cute.Tensor, lists: cute.Tensor) -> Plan:
+    """The CTA's; each role reads its own, because one for all would be spilled."""
+    cta, _, _ = cute.arch.block_idx()
+    uniform = cute.arch.make_warp_uniform
+    begin, end = (uniform(lists[cta + i]) for i in range(2))
+    return Plan(items, runs, end, stride(begin, 1), Share(spec.tiles), uniform)
 
 
 def _loading(spec: Spec, memory: cute.Pointer, operands: dict, pages: tuple) -> LoadWork:
@@ -180,8 +187,7 @@ def forward(
     out: cute.Tensor,
     lse: cute.Tensor,
     row_max: cute.Tensor,
-    items: cute.Tensor,
-    runs: cute.Tensor,
+    tables: tuple,
     pages: tuple,
     captured: tuple,
     scale: cutlass.Float32,
@@ -190,7 +196,8 @@ def forward(
     spec: cutlass.Constexpr,
 ):
     """q, k, v, out: (batch, rows, heads, d), lse and row_max: (batch, heads, rows), packed tensors
-    without a batch; items and runs: see `tables`. In pages, k and v: (pages, rows, heads, d)."""
+    without a batch; tables: items, runs and lists of `Metadata`. In pages, k and v: (pages, rows,
+    heads, d)."""
     q, k, v, out = (batched(tensor, 4) for tensor in (q, k, v, out))
     lse, row_max = (batched(rows, 3) for rows in (lse, row_max))
     inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
@@ -207,7 +214,7 @@ def forward(
         cute.make_tensor(x.iterator, cute.select(x.layout, [2, 1, 0])) for x in (lse, row_max)
     ]
     forward_kernel(
-        spec, load_q, g_q, load_k, g_k, load_v, g_v, store, g_out, *by_row, items, runs, pages,
+        spec, load_q, g_q, load_k, g_k, load_v, g_v, store, g_out, *by_row, *tables, pages,
         captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream

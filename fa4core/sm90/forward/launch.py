@@ -40,7 +40,8 @@ def host_function(spec: Spec) -> str:
 def metadata_of(call: Call, spec: Spec, place: Place, device: torch.device) -> Metadata:
     """The plan of a call; see `Metadata` for what else may use it."""
     problem, tiles = packed(call.program, call.problem, spec)
-    return metadata(problem, tiles, spec.tiles, schedule_of(call), place, device)
+    schedule = schedule_of(call)
+    return metadata(problem, tiles, spec.tiles, schedule, place, device, dealing=True)
 
 
 def before(call: Call, place: Place) -> tuple[Kernel, ...]:
@@ -57,10 +58,10 @@ def run_time(call: Call, spec: Spec, place: Place, plan: Metadata) -> tuple | No
     """The kernel's arguments after row_max, as `kernel.forward` lists them; None: no work."""
     if not len(plan):
         return None
-    persistent = schedule_of(call).source == "persistent"
-    ctas = min(place.sms, len(plan)) if persistent else len(plan)
+    assert plan.lists is not None
     arguments = pages(call), captured(call.program.graph.captures)
-    return plan.items, plan.runs, *arguments, float(call.scale), ctas
+    tables = plan.items, plan.runs, plan.lists
+    return tables, *arguments, float(call.scale), len(plan.lists) - 1
 
 
 FORWARD = Skeleton(

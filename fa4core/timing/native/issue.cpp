@@ -106,8 +106,9 @@ Tensor& Machine::tensor_of(const Warp& w) {
 void Machine::multiply(Sm& sm, Warp& w, const Static& s, const Event& e) {
   bool pair = e.d & 1, a_elsewhere = e.d & 2, warpgroup = e.d & 32;
   int group = pair ? 2 : 1, bytes = e.d & 8 ? 4 : e.d & 16 ? 1 : 2;
-  // All rows of a Blackwell tensor core take part, however few a product has.
-  double rows = e.a / group, filled = warpgroup ? rows : std::max(128.0, rows);
+  // All lanes of a Blackwell tensor core take part, however few rows a product has; a pair with 64
+  // rows each has half of the columns in the other half of the lanes (PTX ISA, layout B).
+  double rows = e.a / group, filled = warpgroup ? rows : std::max(128.0 / group, rows);
   TensorOp o;
   o.cycles = filled * e.b * e.c / (p.mac * 2 / bytes);
   o.bytes = ((a_elsewhere ? 0 : rows) + (double)e.b / group) * e.c * bytes;
@@ -142,11 +143,13 @@ void Machine::perform(Sm& sm, Warp& w, const Static& s, const Dynamic& d) {
       bool global = (Op)s.op == Op::GlobalRead || (Op)s.op == Op::GlobalWrite;
       double passes = e ? (global ? std::ceil(e->d / 4.0) : e->d) : 1;
       bool store = (Op)s.op == Op::SharedWrite;
+      i64 returning = e && !global ? std::max(0, e->e - e->d) : 0;
       hold(w, s.write, (u64)s.pipe), hold(w, s.read, (u64)s.pipe);
       if (store) w.shared_writes++;
       sm.accesses.push_back({store ? Access::Store : Access::Load, std::max(1.0, passes), &w,
                              s.write, s.read,
-                             (i64)(global ? p.global_latency : p.shared_latency), 0, 0});
+                             (i64)(global ? p.global_latency : p.shared_latency) + returning, 0, 0,
+                             returning});
       read_later = false;
       break;
     }
@@ -194,6 +197,9 @@ void Machine::perform(Sm& sm, Warp& w, const Static& s, const Dynamic& d) {
     case Op::BulkLoad:
       each([&](const Event& v) {
         Sm& to = sms[(size_t)v.d];
+        if (v.e)  // from this CTA's shared memory
+          sm.bulk_accesses.push_back(
+              {Access::Bulk, std::ceil(v.c / 128.0), nullptr, NONE, NONE, 0, 0, 0});
         i64 ready = now + jittered(v.e ? p.remote_latency : p.bulk_load_latency);
         if (!to.transfers.empty()) ready = std::max(ready, to.transfers.back().ready);
         to.transfers.push_back({ready, (double)v.c, (double)v.c, key_of(v.a, v.b)});

@@ -145,6 +145,7 @@ struct Access {
   i64 latency;  // until a load's result is there
   u64 barrier;  // that a bulk load completes on, and the bytes of it that are then complete
   i64 bytes;
+  i64 returning = 0;  // clocks beyond its passes until registers have all data
 };
 
 struct Transfer {  // a bulk load on its way into an SM
@@ -170,7 +171,7 @@ struct Warpgroup {
 struct Sm {
   i64 pipe_free[SCHEDULERS][PIPES] = {};
   double tmem_free[SCHEDULERS] = {};
-  i64 lsu_free = 0;
+  i64 returned = 0;  // when the way from shared memory to registers is free
   std::vector<Warp*> warps[SCHEDULERS];
   int last[SCHEDULERS] = {};
   std::deque<Access> accesses, bulk_accesses;

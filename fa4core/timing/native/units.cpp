@@ -96,6 +96,7 @@ void Machine::shared_memory(Sm& sm) {
     int client = (sm.turn + n) % 3;
     auto& list = client == 1 ? sm.accesses : sm.bulk_accesses;
     if (client == 0 ? !core : list.empty()) continue;
+    if (client == 1 && sm.returned > now) continue;
     sm.turn = (client + 1) % 3;
     sm.smem_busy++;
     if (client == 0) {
@@ -104,6 +105,7 @@ void Machine::shared_memory(Sm& sm) {
     }
     Access& a = list.front();
     if ((a.passes -= 1) > 0) return;
+    if (a.returning) sm.returned = now + 1 + a.returning;
     if (a.kind == Access::Bulk && a.bytes)
       at(now + jittered(p.arrive_latency), Timed::Arrive, nullptr, a.barrier, 0, a.bytes);
     if (a.kind == Access::BulkRead) at(now + 1, Timed::BulkRead, a.warp);

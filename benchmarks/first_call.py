@@ -1,0 +1,67 @@
+"""How long the first call of a variant takes on this machine's GPU, in a process of its own.
+
+    python benchmarks/first_call.py
+
+Once with an empty disk cache, where the kernel is compiled, and once with the one that this filled.
+Imports and CUDA's start are outside the time; `attention` until its result is there, inside.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+VARIANTS = {
+    "full": "Variant()",
+    "causal": "Variant(mask=mask.causal())",
+    "ALiBi": "Variant(mask=mask.causal(), score=score.alibi(torch.ones(8, device='cuda')))",
+    "softcap": "Variant(mask=mask.causal(), score=score.softcap(30.0))",
+}
+
+
+def timed(source: str) -> float:
+    """Seconds of the first call in this process."""
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    from fa4core import Variant, attention
+    from primitives import mask, score
+
+    q, k, v = (torch.randn(1, 1024, 8, 128, device="cuda").bfloat16() for _ in range(3))
+    attention(q[:, :0], k, v, backend="reference")
+    torch.cuda.synchronize()
+    names = {"Variant": Variant, "mask": mask, "score": score, "torch": torch}
+    start = time.perf_counter()
+    attention(q, k, v, eval(source, names))
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@click.command()
+@click.option("--one", hidden=True, help="Source of the variant to time here.")
+def main(one: str | None) -> None:
+    """Print seconds by variant."""
+    if one is not None:
+        print(timed(one))
+        return
+    for name, source in VARIANTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            environment = os.environ | {"FA4CORE_CACHE_DIR": folder}
+            command = [sys.executable, __file__, "--one", source]
+            seconds = [
+                float(subprocess.run(command, env=environment, capture_output=True, text=True,
+                                     check=True).stdout.split()[-1])
+                for _ in range(2)
+            ]  # fmt: skip
+        print(f"{name}: {seconds[0]:.2f} s, from the disk cache {seconds[1]:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

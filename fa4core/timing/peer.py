@@ -1,0 +1,101 @@
+"""FlashAttention-4's forward kernel as a `Subject`: with what its package chooses for the problem.
+
+That is asked of the package with tensors that are not there; the small problems that are then run
+must get the same kernel, or the model refuses: some choices depend on the number of work tiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from fa4core.compile.targets import TARGETS
+from fa4core.emulator.host.facade import cuda_facade
+from fa4core.emulator.session import Session, emulator
+from fa4core.plan.problem import Problem
+from fa4core.report.peer import fa4_arguments, fa4_asked_anew, fa4_options, import_fa4
+from fa4core.timing.subject import Run, Subject, largest, small_problem, tensors
+from fa4core.variant import Variant
+from primitives.schedule import Schedule
+
+
+def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
+    """FlashAttention-4's kernel for a call.
+
+    Raises:
+        ModuleNotFoundError, NotImplementedError: It is not installed, or can't do it.
+    """
+    arguments = fa4_arguments(variant)
+    interface = import_fa4()
+    options = fa4_options(variant, problem, TARGETS[target])
+    if target == "sm90":
+        rows, keys, ctas, persistent = options["tile_m"], options["tile_n"], 1, False
+    else:
+        ctas = 2 if options["use_2cta_instrs"] else 1
+        rows = options["m_block_size"] * options["q_stage"] * ctas
+        keys, persistent = options["n_block_size"], options["is_static_persistent"]
+    packed = options["qhead_per_kvhead"] if options["pack_gqa"] else 1
+    if rows % packed:
+        raise NotImplementedError(
+            f"FlashAttention-4 packs {packed} query heads into {rows} rows, which do not hold a "
+            "whole number of queries; a group that divides them is modelled"
+        )
+    kernels: dict[Any, Any] = {}
+
+    def run(queries: int, keys: int, heads: int, sms: int) -> Run:
+        small = small_problem(problem, queries, keys, heads, packed)
+        # Its grid is compiled for a number of SMs: those of one cluster serve every launch.
+        with emulated(target, ctas, options, kernels) as session:
+            interface.flash_attn_func(*tensors(small), return_lse=True, **arguments)
+        return largest(session)
+
+    unequal = "causal" in arguments and "window_size" not in arguments
+    schedule = Schedule(
+        coordinates="packed_gqa" if packed > 1 else "heads",
+        source="persistent" if persistent else "one_tile",
+        order="longest_first" if unequal else "in_order",
+        l2_sections=unequal,
+        ctas=ctas,
+    )
+    several = target != "sm90" and not persistent
+    return Subject("fa4", run, schedule, rows // packed, ctas, packed, keys, several)
+
+
+@contextlib.contextmanager
+def emulated(
+    target: str, sms: int, options: dict[str, Any], kernels: dict[Any, Any]
+) -> Iterator[Session]:
+    """FlashAttention-4 runs in the emulator.
+
+    Args:
+        options: What its kernel must be made with.
+        kernels: Those compiled before, and then those compiled now.
+    """
+
+    def make(original: Any, given: dict[str, Any]) -> Any:
+        other = [n for n in given if _plain(given[n]) and given[n] != options[n]]
+        if other:
+            raise NotImplementedError(
+                "FlashAttention-4 takes another kernel for the few work tiles that are replayed: "
+                + ", ".join(f"{n}={given[n]!r} and not {options[n]!r}" for n in other)
+            )
+        return original(**given)
+
+    with (
+        emulator(
+            target, seed=1, detect="none", num_sms=sms, record=False, line_info=True, trace=True
+        ) as session,
+        cuda_facade(session.target, session.num_sms),
+        fa4_asked_anew(make, kernels),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Argument .* cannot be converted")  # by the DSL
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield session
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is what it says: score mods are functions, new ones in each call."""
+    return isinstance(value, (bool, int, str))

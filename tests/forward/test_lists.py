@@ -1,0 +1,54 @@
+"""Static lists of work tiles: every tile in one list, and dealt as list scheduling deals them."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa4core.forward.lists import TILE, dealt, every_nth, listed
+from fa4core.forward.work import FIELDS, Item
+from fa4core.plan.makespan import loads
+
+BLOCKS = [f.name for f in attrs.fields(Item)].index("blocks")
+
+
+def items_of(blocks: list[int]) -> torch.Tensor:
+    items = torch.zeros(len(blocks), FIELDS, dtype=torch.int32)
+    items[:, BLOCKS] = torch.tensor(blocks, dtype=torch.int32)
+    return items
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 9))
+def test_tiles_are_dealt_to_whoever_is_done_first(blocks: list[int], ctas: int) -> None:
+    owner = dealt(items_of(blocks), ctas)
+    costs = np.array(blocks, dtype=float) + TILE
+    found = np.bincount(owner, weights=costs, minlength=ctas)
+    assert sorted(found) == sorted(loads(costs, ctas, "dynamic"))
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 9))
+def test_lists_have_each_tile_once_and_in_order(blocks: list[int], ctas: int) -> None:
+    ctas = min(ctas, len(blocks))
+    for owner in (dealt(items_of(blocks), ctas), every_nth(len(blocks), max(1, ctas))):
+        order, begins = listed(owner)
+        assert sorted(order.tolist()) == list(range(len(blocks)))
+        assert begins[-1] == len(blocks)
+        for cta in range(ctas):
+            mine = order[begins[cta] : begins[cta + 1]].tolist()
+            assert mine
+            assert mine == [i for i, of in enumerate(owner) if of == cta]
+
+
+@pytest.mark.parametrize("count", [31, 32, 64])
+def test_a_causal_problem_is_balanced(count: int) -> None:
+    """Every n-th tile gives the CTAs that get the longest tile of each round much more."""
+    blocks = [b for b in range(count, 0, -1) for _ in range(16)]
+    owner = dealt(items_of(blocks), 13)
+    costs = np.bincount(owner, weights=np.array(blocks) + float(TILE))
+    assert costs.max() <= 1.01 * costs.mean()
+    in_turns = np.bincount(every_nth(len(blocks), 13), weights=np.array(blocks) + float(TILE))
+    assert in_turns.max() > costs.max()
