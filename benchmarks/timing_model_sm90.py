@@ -187,7 +187,7 @@ def roofline(found: list[Row]) -> None:
     print("|---|---|---|---|---|---|")
     for r in found:
         if r.seqlen == 8192 and r.variant in ("causal", "full"):
-            m, scale = r.modelled, 128 / r.modelled.keys
+            m, scale = r.modelled, 128 / r.modelled.block
             cells = (m.busy["tensor"], m.busy["SMEM"], m.busy["MUFU"], m.block_cycles.mean)
             shown = " | ".join(f"{c * scale:.0f}" for c in cells)
             print(f"| {r.kernel} | {r.variant} | {shown} |")

@@ -17,6 +17,7 @@ from fa4core.backward.exact import NEIGHBOURS, POWERS
 from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec
 from fa4core.forward.mods import Column, Elements, in_order
+from fa4core.lowering.assume import where_attended
 from fa4core.lowering.cute import Scope, as_float, place_in, select
 from fa4core.lowering.words import per_element
 from primitives.expr import Node, algebra
@@ -49,9 +50,12 @@ class GradMods(Elements):
         )
         live, plain = algebra.logical_and(rule.mask, within), rule.score is algebra.var("score")
         plain = plain and not spec.negative_scale
-        super().__init__(live, rule.score, slots, spec.exp.fraction, plain)
-        self.by_score = rule.by_score
-        self.elements = [(node.args, receivers[node.attr], by) for node, by in rule.elements]
+        nodes, shares = [n for n, _ in rule.elements], [by for _, by in rule.elements]
+        score, self.by_score, *shares = where_attended(live, [rule.score, rule.by_score, *shares])
+        super().__init__(live, score, slots, spec.exp.fraction, plain)
+        self.elements = [
+            (node.args, receivers[node.attr], by) for node, by in zip(nodes, shares, strict=True)
+        ]
         self.simple = rule.is_identity
         self.add = _add_exactly if spec.deterministic else _add
 
@@ -102,10 +106,11 @@ class GradMods(Elements):
         if self.simple:
             return
         scope = self._row(item, head, key)
-        scope.hoist([self.by_score, *(n for where, _, by in self.elements for n in (*where, by))])
+        needed = [self.by_score, *(n for where, _, by in self.elements for n in (*where, by))]
+        start = self.start(scope, first, needed)
         sums = [cutlass.Float32(0.0) for _ in self.elements]
         for i, at, holds in self.each(scores, scope, first, partial, column):
-            element = self.element(scope, first + at, scores[i] * scale, i)
+            element = self.element(start, at, scores[i] * scale, i)
             for n, (where, to, by) in enumerate(self.elements):
                 share = _counted(holds, grads[i] * as_float(element.value(by)))
                 if any(map(per_element, where)):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cuda.bindings.driver as cuda
 import cutlass
 from cutlass import cute
 
 from fa4core.backward.rowwise import PIECE, THREADS, Tile, aligned, loaded, passes, piece
+from fa4core.backward.spec import RowSpec
 from fa4core.forward.views import batched
+
+PART_ROWS = 64  # see `RowSpec.part`
 
 
 @cute.jit
@@ -22,7 +27,7 @@ def finish_rows(
     """One CTA for each query tile and head.
 
     Args:
-        sums: Padded (heads, rows, d) float32: dQ without the scale.
+        sums: Padded (heads, rows, d) float32: dQ without the scale, as `RowSpec.part` says.
         table: `Rows.table`.
         grad_q: (batch, rows, heads, columns), or packed.
         scale: Factor on q . k.
@@ -42,15 +47,32 @@ def finish_kernel(
     grad_q: cute.Tensor,
     scale: cutlass.Float32,
 ):
-    tile = Tile(table)
+    tile, held = Tile(table), 2 if spec.part else 1  # rows of a thread
     of_row = spec.columns // PIECE
-    for i in cutlass.range_constexpr(passes(spec.queries * of_row)):
+    for i in cutlass.range_constexpr(passes(spec.queries // held * of_row)):
         at = i * THREADS + tile.thread
-        row, column = at // of_row, at % of_row
-        if row < tile.count:
-            values = loaded(piece(sums, (tile.h, tile.number * spec.queries + row), column))
-            result = cute.make_rmem_tensor(cute.make_layout(PIECE), grad_q.element_type)
-            for j in cutlass.range_constexpr(PIECE):
-                result[j] = (values[j] * scale).to(grad_q.element_type)
-            to = piece(grad_q, (tile.b, tile.first + row, tile.h), column)
-            cute.autovec_copy(result, to)
+        number, column = at // of_row, at % of_row
+        row = number // 8 * 16 + number % 8 if spec.part else number
+        if (number < spec.queries // held) & (row < tile.count):
+            values = loaded(_sums(spec, sums, tile, row, column))
+            for half in cutlass.range_constexpr(held):
+                if row + 8 * half < tile.count:
+                    result = cute.make_rmem_tensor(cute.make_layout(PIECE), grad_q.element_type)
+                    for j in cutlass.range_constexpr(PIECE):
+                        value = values[j // 2 * 2 * held + 2 * half + j % 2]
+                        result[j] = (value * scale).to(grad_q.element_type)
+                    to = piece(grad_q, (tile.b, tile.first + row + 8 * half, tile.h), column)
+                    cute.autovec_copy(result, to)
+
+
+def _sums(spec: RowSpec, sums: cute.Tensor, tile: Tile, row: Any, column: Any) -> cute.Tensor:
+    """A piece of a row, or where sums lie in parts, of the row 8 below it, too: pairs of columns in
+    turn."""
+    first = tile.number * spec.queries
+    if not spec.part:
+        return piece(sums, (tile.h, first + row), column)
+    part = row // PART_ROWS * (spec.d // spec.part) + column // (spec.part // PIECE)
+    step, lanes = column % (spec.part // PIECE), row % PART_ROWS // 16 * 32 + row % 8 * 4
+    at = part * PART_ROWS * spec.part + step * PART_ROWS * PIECE + lanes * 4
+    flat = cute.make_tensor(sums[(tile.h, first, None)].iterator, spec.queries * spec.d)
+    return cute.local_tile(flat, (2 * PIECE,), (at // (2 * PIECE),))

@@ -48,6 +48,11 @@ class BackwardSpec(KernelSpec):
         raise NotImplementedError
 
     @property
+    def sums_part(self) -> int:
+        """How a query tile of dQ lies while it is summed up; see `RowSpec.part`."""
+        return 0
+
+    @property
     def keys(self) -> int:
         """Keys of a tile."""
         raise NotImplementedError
@@ -62,14 +67,18 @@ class RowSpec:
         columns: Of the rows: the head dim of the output before, of the queries after.
         d: Head dim of the main kernel's tiles.
         grad_lse: Whether there is a gradient of the LSE.
+        part: 0 if sums of dQ are row-major. Else a tile of them is made of parts of 64 rows and
+            this many columns, each in the order in which a warpgroup's threads hold it: 4 numbers
+            of each thread, then the next 4.
     """
 
     queries: int
     columns: int
     d: int
     grad_lse: bool = False
+    part: int = 0
 
     def __str__(self) -> str:
         """A part of the kernel's name."""
-        lse = "_lse" if self.grad_lse else ""
-        return f"{self.queries}_{self.columns}_{self.d}{lse}"
+        lse, part = "_lse" if self.grad_lse else "", f"_{self.part}" if self.part else ""
+        return f"{self.queries}_{self.columns}_{self.d}{lse}{part}"

@@ -18,6 +18,7 @@ from cutlass import cute
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.work import Row
 from fa4core.lowering.approximate import QUICK, Unit
+from fa4core.lowering.assume import where_attended
 from fa4core.lowering.cute import Scope, as_float, inside, select
 from fa4core.lowering.predicate import BITS, Predicate
 from fa4core.lowering.words import leaves, per_element
@@ -86,14 +87,11 @@ class Elements(Fixed):
             scale: Factor on q . k.
             column: Place of the i-th score behind `first`, ascending.
         """
-        if not self.plain:
-            scope.hoist([self.score])
+        start = None if self.plain else self.start(scope, first, [self.score])
         for i, at, holds in self.each(scores, scope, first, partial, column):
             value = scores[i]
-            if not self.plain:
-                value = as_float(
-                    self.element(scope, first + at, value * scale, i).value(self.score)
-                )
+            if start is not None:
+                value = as_float(self.element(start, at, value * scale, i).value(self.score))
             scores[i] = value if holds is None else select(holds, value, NEVER, "float")
 
     def each(
@@ -108,10 +106,15 @@ class Elements(Fixed):
                 live = Predicate(self.live, scope, first + start)
             yield i, at, live and live.at(at - start, scope.element(first + at))
 
-    def element(self, scope: Scope, k: Any, score: Any, i: int) -> Scope:
-        """The scope of a row's i-th element, with its scaled score."""
+    def start(self, scope: Scope, first: Any, roots: list[Node]) -> Scope:
+        """The scope of a row's first element, with what `roots` need once emitted here."""
+        scope.hoist(roots)
+        return scope.first(first, roots)
+
+    def element(self, start: Scope, at: int, score: Any, i: int) -> Scope:
+        """The scope of a row's i-th element, `at` behind `start`, with its scaled score."""
         unit: Unit = "fma" if emulated(i, self.fraction) else "mufu"
-        return scope.element(k, score, unit)
+        return start.behind(at, score, unit)
 
 
 class Mods(Elements):
@@ -128,6 +131,7 @@ class Mods(Elements):
         within = algebra.less(algebra.var("k"), algebra.var("seqlen_k"))
         plain = score is algebra.var("score") and not spec.negative_scale
         live = algebra.logical_and(mask, within)
+        (score,) = where_attended(live, [score])
         super().__init__(live, score, slots, spec.exp.fraction, plain)
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
         self.split = spec.split

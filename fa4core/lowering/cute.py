@@ -16,6 +16,7 @@ import cutlass
 from cutlass import cute
 from cutlass.cute import math as device
 
+from fa4core.lowering import affine
 from fa4core.lowering.approximate import QUICK, Unit
 from fa4core.lowering.words import per_element
 from primitives.expr import Capture, Node, algebra, walk
@@ -31,6 +32,8 @@ class Scope:
         captured: The tensor of each capture, in global memory.
         outer: The scope of the row that this element's scope belongs to.
         unit: Who computes transcendental functions, approximately; None: as exact as float32 is.
+        start: The scope of an element of the row before this one, for numbers that change evenly.
+        distance: How many elements before.
     """
 
     def __init__(
@@ -39,20 +42,36 @@ class Scope:
         captured: Mapping[Capture, cute.Tensor],
         outer: Scope | None = None,
         unit: Unit | None = None,
+        start: Scope | None = None,
+        distance: int = 0,
     ):
         self.variables, self.captured = variables, captured
         self.outer, self.unit = outer, unit
+        self.start, self.distance = start, distance
         self.values: dict[Node, Value] = {}
 
-    def element(self, k: Value, score: Value = None, unit: Unit | None = None) -> Scope:
-        """The scope of one element of this row."""
-        return Scope({"k": k, "score": score}, self.captured, self, unit)
+    def element(self, k: Value) -> Scope:
+        """The scope of one element of this row, for its mask."""
+        return Scope({"k": k}, self.captured, self)
+
+    def behind(self, distance: int, score: Value, unit: Unit) -> Scope:
+        """The scope of an element `distance` behind this one, for its score mod."""
+        k = self.variables["k"] + distance
+        return Scope({"k": k, "score": score}, self.captured, self.outer, unit, self, distance)
 
     def hoist(self, roots: Sequence[Node]) -> None:
         """Emit what `roots` need once for a row, here: before code that branches."""
         for node in walk(*roots):
             if not per_element(node) and node.op != "const":
                 self.value(node)
+
+    def first(self, k: Value, roots: Sequence[Node]) -> Scope:
+        """The scope of the row's first element, with what others get from it emitted here."""
+        first = self.element(k)
+        for node in (node for root in roots for node in affine.even(root)):
+            first.value(node)
+            self.value(affine.change_of(node))
+        return first
 
     def value(self, node: Node) -> Value:
         """The value of a node."""
@@ -67,6 +86,11 @@ class Scope:
             return node.attr
         if node.op == "var":
             return self.variables[node.attr]
+        if self.start is not None and node.kind == "float":
+            by = affine.change(node)
+            if by is not None:
+                start, by = as_float(self.start.value(node)), self.value(by)
+                return start + by * float(self.distance) if self.distance else start
         if node.op == "gather":
             return _gather(self.captured[node.attr], node, self._args(node))
         if node.op == "linear":
@@ -247,7 +271,7 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "div": _numeric(lambda a, b: a / b, lambda a, b: as_float(a) / as_float(b)),
     "floordiv": _numeric(lambda a, b: device.floor(a / b), _floor_div),
     "mod": _numeric(_float_modulo, _modulo),
-    "abs": _numeric(lambda a: cute.arch.fmax(a, -a), _int_abs),
+    "abs": _numeric(device.absf, _int_abs),
     "min": _fold(lambda a, b: _extremum(a, b, cute.arch.fmin, _least)),
     "max": _fold(lambda a, b: _extremum(a, b, cute.arch.fmax, _most)),
     "pow": _numeric(device.pow, device.pow),

@@ -181,6 +181,12 @@ class Plan:
         across = self._map(mask, queries, keys, heads=heads)
         return _work_tiles(across, heads, (1.0, 1.0), p.group // packed)
 
+    def key_tiles(self, keys: int, queries: int) -> WorkTiles:
+        """Work tiles of the backward pass: `keys` keys of a query head, with the blocks of
+        `queries` that each visits."""
+        across = self._map(self.variant.graph.mask, queries, keys).transpose()
+        return _work_tiles(across, self.problem.heads_q, (1.0, 1.0), self.problem.group)
+
     def _work_tiles(self, packed: bool) -> WorkTiles:
         p, shape = self.problem, self.forward_tile
         rows = shape.q * shape.stages * shape.ctas

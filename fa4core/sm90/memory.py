@@ -11,7 +11,9 @@ from typing import Any
 import cutlass
 import cutlass.utils.hopper_helpers as sm90
 from cutlass import cute
-from cutlass.cute.nvgpu import CopyUniversalOp, cpasync, warp, warpgroup
+from cutlass._mlir.dialects import llvm
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.utils import LayoutEnum
 
 from fa4core.lowering.cute import inside
@@ -115,15 +117,29 @@ def put(accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: c
     cute.arch.fence_proxy("async.shared", space="cta")
 
 
-def put_exact(
-    accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: cute.Tensor
-) -> None:
-    """The same for a tile of float32, which is not rounded."""
-    atom = cute.make_copy_atom(CopyUniversalOp(), cutlass.Float32, num_bits_per_copy=64)
-    tiled = cute.make_tiled_copy_C(atom, product)
-    place = tiled.get_slice(thread).partition_D(shared)
-    cute.copy(atom, tiled.retile(accumulator), place)
+def put_as_held(accumulator: cute.Tensor, thread: Any, shared: cute.Tensor) -> None:
+    """A warpgroup's accumulator as its threads hold it: 4 numbers of each, then the next 4. So no
+    two threads meet in a bank, and one bulk copy takes all of it."""
+    steps = cute.size(accumulator) // 4
+    place = cute.make_tensor(
+        shared.iterator, cute.make_layout((4, 128, steps), stride=(1, 4, 4 * 128))
+    )
+    held = cute.make_tensor(accumulator.iterator, cute.make_layout((4, steps)))
+    cute.autovec_copy(held, place[(None, thread, None)])
     cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@dsl_user_op
+def add_bulk(of: cute.Tensor, to: cute.Pointer, *, loc: Any = None, ip: Any = None) -> None:
+    """Begin to add float32 in shared memory, contiguous, to global memory; by one thread."""
+    nbytes = cutlass.Int32(cute.cosize(of.layout) * 4)
+    arguments = [
+        to.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip),
+        of.iterator.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip),
+        nbytes.ir_value(loc=loc, ip=ip),
+    ]
+    text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;"
+    llvm.inline_asm(None, arguments, text, "l,r,r", has_side_effects=True, loc=loc, ip=ip)
 
 
 @cute.jit

@@ -1,4 +1,4 @@
-"""`python -m fa4core time VARIANT ...`: modelled time of a forward kernel, and of a peer's beside.
+"""`python -m fa4core time VARIANT ...`: modelled time of a kernel, and of a peer's beside.
 
 Compiles here and runs small problems in the emulator; no GPU is needed, and nothing is measured.
 """
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="CTAs that share a work tile of ours; twice: both, side by side.",
 )
+@click.option("--backward", is_flag=True, help="Model backward kernels.")
 @click.option("--clock", type=click.FloatRange(min=0.1), help="GHz; the target's if left out.")
 @click.option("--seeds", type=click.IntRange(1), default=6, show_default=True)
 @click.option("--hot", type=click.IntRange(0), default=0, help="List the costliest instructions.")
@@ -43,6 +44,7 @@ def time(
     peer: str | None,
     only: str | None,
     ctas: tuple[str, ...],
+    backward: bool,
     clock: float | None,
     seeds: int,
     hot: int,
@@ -50,7 +52,7 @@ def time(
     path: Path | None,
     **asked: Any,
 ) -> None:
-    """Model how long VARIANT's forward kernel takes on a GPU that is not here.
+    """Model how long VARIANT's kernel takes on a GPU that is not here.
 
     The compiled machine code of a few key blocks is replayed cycle by cycle: schedulers, pipes,
     tensor core, shared memory, bulk copies, barriers. Every figure is modelled; the documentation
@@ -60,11 +62,13 @@ def time(
     from fa4core.timing.show import renderables
 
     kernels: list[tuple[str, int | None]] = [("ours", int(n)) for n in ctas] or [("ours", None)]
-    kernels += [(peer, None)] if peer else []
+    if peer:
+        both = backward and target != "sm90" and (asked["head_dim"] or 128) >= 128
+        kernels += [(peer, 1), (peer, 2)] if both else [(peer, None)]
     kernels = [k for k in kernels if k[0] == only] or [("fa4", None)] if only else kernels
     try:
         requested(**asked)  # what is wrong with it is said at once
-        found = _modelled_together(kernels, asked, target, clock, seeds)
+        found = _modelled_together(kernels, asked, target, backward, clock, seeds)
     except (*REFUSALS, ToolMissing, NoMatch) as error:
         raise click.ClickException(str(error)) from error
     console.show(*renderables(found, hot))
@@ -91,16 +95,20 @@ def _modelled(
     kernel: tuple[str, int | None],
     asked: dict[str, Any],
     target: str,
+    backward: bool,
     clock: float | None,
     seeds: int,
 ) -> Modelled:
     """One kernel, given as whose it is and its CTAs, if they are not those of the call."""
+    from fa4core.timing import backward as of_backward
     from fa4core.timing import peer, subject
     from fa4core.timing.problem import model
 
     variant, problem = requested(**asked)
-    name, ctas = kernel
-    if name == "fa4":
+    what, (name, ctas) = (variant, problem, target), kernel
+    if backward:
+        made = (of_backward.fa4 if name == "fa4" else of_backward.ours)(*what, ctas)
+    elif name == "fa4":
         made = peer.fa4(variant, problem, target)
     else:
         made = subject.ours(variant, problem, target, ctas)

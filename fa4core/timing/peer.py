@@ -47,7 +47,7 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
     def run(queries: int, keys: int, heads: int, sms: int) -> Run:
         small = small_problem(problem, queries, keys, heads, packed)
         # Its grid is compiled for a number of SMs: those of one cluster serve every launch.
-        with emulated(target, ctas, options, kernels) as session:
+        with emulated(target, ctas) as session, _with_options(options, kernels):
             interface.flash_attn_func(*tensors(small), return_lse=True, **arguments)
         return largest(session)
 
@@ -59,18 +59,23 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
         l2_sections=unequal,
         ctas=ctas,
     )
-    several = target != "sm90" and not persistent
-    return Subject("fa4", run, schedule, rows // packed, ctas, packed, keys, several)
+    return Subject(
+        title="fa4",
+        run=run,
+        schedule=schedule,
+        rows=rows // packed,
+        ctas=ctas,
+        packed=packed,
+        block=keys,
+        several=target != "sm90" and not persistent,
+    )
 
 
 @contextlib.contextmanager
-def emulated(
-    target: str, sms: int, options: dict[str, Any], kernels: dict[Any, Any]
-) -> Iterator[Session]:
-    """FlashAttention-4 runs in the emulator.
+def _with_options(options: dict[str, Any], kernels: dict[Any, Any]) -> Iterator[None]:
+    """FlashAttention-4 makes its forward kernels with these options, or not at all.
 
     Args:
-        options: What its kernel must be made with.
         kernels: Those compiled before, and then those compiled now.
     """
 
@@ -83,12 +88,18 @@ def emulated(
             )
         return original(**given)
 
+    with fa4_asked_anew(make, kernels):
+        yield
+
+
+@contextlib.contextmanager
+def emulated(target: str, sms: int) -> Iterator[Session]:
+    """FlashAttention-4 runs in the emulator, compiled with line information."""
     with (
         emulator(
             target, seed=1, detect="none", num_sms=sms, record=False, line_info=True, trace=True
         ) as session,
         cuda_facade(session.target, session.num_sms),
-        fa4_asked_anew(make, kernels),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "Argument .* cannot be converted")  # by the DSL

@@ -1,9 +1,10 @@
 """From replayed work tiles to the time of a whole problem.
 
-Two lengths of keys give the cycles of a key block and those of a work tile besides its blocks; two
-work tiles of one CTA, where it takes several, give what a tile costs that does not start from
-nothing. Then all tiles of the problem are handed out to the SMs (`fa4core.plan.makespan`). It is
-averaged over seeds, because a single deterministic run can lock into one phase.
+Two lengths give the cycles of a block (of keys; in backward passes of queries) and those of a work
+tile besides its blocks; two work tiles of one CTA, where it takes several, give what a tile costs
+that does not start from nothing. Then all tiles of the problem are handed out to the SMs
+(`fa4core.plan.makespan`). It is averaged over seeds, because a single deterministic run can lock
+into one phase.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ class Modelled:
 
     Attributes:
         title: Whose kernel.
-        rows: Queries of a work tile (all CTAs of a cluster together).
+        backward: Whether it is a backward kernel, see `Subject`.
+        rows: Of a work tile (all CTAs of a cluster together), see `Subject`.
         ctas: Of a cluster.
         packed: Query heads in a work tile.
-        keys: Of a block.
-        blocks: Key blocks of the two lengths.
-        both: Key blocks of the two work tiles.
+        block: Keys of a block (backward: queries).
+        blocks: Blocks of the two lengths.
+        both: Blocks of the two work tiles.
         few, many, two: Replays by seed: the two lengths, and two tiles by the same CTAs, the longer
             one as in `many`; empty if a CTA ends with its tile.
         program: What the greater length executes.
@@ -71,14 +73,16 @@ class Modelled:
         flop: Of the attended scores.
         clock_ghz: That the time is stated for.
         moving: Seconds to move inputs and outputs through global memory once.
-        merging: Seconds to move the results of shares of the keys through it, to merge them.
+        around: Seconds of kernels before and after, which only move data through it: those that
+            merge shares of the keys, or prepare and finish a backward pass.
     """
 
     title: str
+    backward: bool
     rows: int
     ctas: int
     packed: int
-    keys: int
+    block: int
     blocks: tuple[int, int]
     both: int
     few: tuple[Replayed, ...]
@@ -92,11 +96,11 @@ class Modelled:
     flop: float
     clock_ghz: float
     moving: float
-    merging: float
+    around: float
 
     @cached_property
     def block_cycles(self) -> Spread:
-        """Of a key block of a work tile."""
+        """Of a block of a work tile."""
         n = self.blocks[1] - self.blocks[0]
         return Spread(
             tuple((b.cycles - a.cycles) / n for a, b in zip(self.few, self.many, strict=True))
@@ -123,7 +127,7 @@ class Modelled:
 
     @property
     def whole_tile(self) -> Spread:
-        """Of a work tile of `blocks[1]` key blocks."""
+        """Of a work tile of `blocks[1]` blocks."""
         return Spread(tuple(self._tile))
 
     @property
@@ -157,7 +161,7 @@ class Modelled:
     def seconds(self) -> Spread:
         """Of the whole problem, at least that of moving its data."""
         hertz = self.clock_ghz * 1e9
-        return Spread(tuple(max(c / hertz, self.moving) + self.merging for c in self.cycles.values))
+        return Spread(tuple(max(c / hertz, self.moving) + self.around for c in self.cycles.values))
 
     @cached_property
     def tflops(self) -> Spread:
@@ -165,7 +169,7 @@ class Modelled:
 
     @cached_property
     def busy(self) -> dict[str, float]:
-        """Cycles that each unit of an SM works for a key block of a work tile."""
+        """Cycles that each unit of an SM works for a block of a work tile."""
         n = self.blocks[1] - self.blocks[0]
         pairs = list(zip(self.few, self.many, strict=True))
         return {
@@ -203,18 +207,16 @@ def model(
         tuple(replay(p, rates, parameters, seed) for seed in range(seeds)) if p else ()
         for p in small.programs
     )
-    plan = Plan(variant, problem, hardware)
-    p, schedule = problem, subject.schedule
-    moved = sum(p.seqlens_q) * p.heads_q + sum(p.seqlens_k) * p.heads_kv
-    size = p.dtype.itemsize * (p.head_dim + p.head_dim_v)
-    # Output and LSE of each share, float32, written and read again.
-    shared = 2 * schedule.num_splits * sum(p.seqlens_q) * p.heads_q * (p.head_dim_v + 1) * 4
+    plan, schedule = Plan(variant, problem, hardware), subject.schedule
+    moved, around, of_head = (_backward_bytes if subject.backward else _bytes)(problem, schedule)
+    flop = plan.attended * 2 * (problem.head_dim + problem.head_dim_v)
     return Modelled(
         title=subject.title,
+        backward=subject.backward,
         rows=subject.rows,
         ctas=subject.ctas,
         packed=subject.packed,
-        keys=subject.keys,
+        block=subject.block,
         blocks=small.blocks,
         both=small.both,
         few=few,
@@ -223,10 +225,31 @@ def model(
         program=small.programs[1],
         work=work_tiles(subject, plan, schedule.num_splits),
         schedule=schedule,
-        sections=makespan.kv_heads_in_section(rates.l2_bytes, np.asarray(p.seqlens_k) * size),
+        sections=makespan.kv_heads_in_section(rates.l2_bytes, of_head),
         sms=rates.sms,
-        flop=plan.attended * 2 * (p.head_dim + p.head_dim_v),
+        flop=flop * (2.5 if subject.backward else 1),
         clock_ghz=clock_ghz or clock_of(hardware),
-        moving=moved * size / (rates.hbm_tbps * 1e12),
-        merging=shared / (rates.hbm_tbps * 1e12) if schedule.num_splits > 1 else 0.0,
+        moving=moved / (rates.hbm_tbps * 1e12),
+        around=around / (rates.hbm_tbps * 1e12),
     )
+
+
+def _bytes(p: Problem, schedule: Schedule) -> tuple[float, float, np.ndarray]:
+    """That the kernel moves at least, that kernels around it move, and for each sequence what all
+    tiles of a head read."""
+    size = p.dtype.itemsize * (p.head_dim + p.head_dim_v)
+    moved = sum(p.seqlens_q) * p.heads_q + sum(p.seqlens_k) * p.heads_kv
+    # Output and LSE of each share, float32, written and read again.
+    shared = 2 * schedule.num_splits * sum(p.seqlens_q) * p.heads_q * (p.head_dim_v + 1) * 4
+    around = shared if schedule.num_splits > 1 else 0
+    return moved * size, around, np.asarray(p.seqlens_k) * size
+
+
+def _backward_bytes(p: Problem, schedule: Schedule) -> tuple[float, float, np.ndarray]:
+    """The same. Before: O and dO are read, dQ is cleared, delta written; after: dQ converted."""
+    size, queries = p.dtype.itemsize, sum(p.seqlens_q) * p.heads_q
+    of_key = 2 * size * (p.head_dim + p.head_dim_v)  # K and V, dK and dV
+    of_query = size * (p.head_dim + p.head_dim_v) + 4 * p.head_dim  # Q, dO; dQ is added to
+    around = queries * (2 * size * p.head_dim_v + (4 + 4 + size) * p.head_dim + 3 * 4)
+    moved = queries * of_query + sum(p.seqlens_k) * p.heads_kv * of_key
+    return moved, around, np.asarray(p.seqlens_q, np.int64) * (of_query * p.group)

@@ -31,7 +31,9 @@ def renderables(kernels: Sequence[Modelled], hot: int = 0) -> Iterator[Renderabl
     clock = kernels[0].clock_ghz
     title = f"Modelled time at {clock:g} GHz: mean of {seeds} seeds and their range"
     yield from section(title, _times(kernels))
-    yield from section("Modelled cycles of each unit of an SM for a key block", _busy(kernels))
+    yield from section(
+        f"Modelled cycles of each unit of an SM for a {_block(kernels)} block", _busy(kernels)
+    )
     for kernel in kernels:
         yield from section(
             f"{kernel.title}: what the cycles of a warp go into, in per cent (modelled)",
@@ -39,9 +41,15 @@ def renderables(kernels: Sequence[Modelled], hot: int = 0) -> Iterator[Renderabl
         )
         if hot:
             title = (
-                f"{kernel.title}: cycles lost in front of an instruction in a key block (modelled)"
+                f"{kernel.title}: cycles lost in front of an instruction in a {_block(kernels)} "
+                "block (modelled)"
             )
             yield from section(title, _hot(kernel, hot))
+
+
+def _block(kernels: Sequence[Modelled]) -> str:
+    """What a block is of."""
+    return "query" if kernels[0].backward else "key"
 
 
 def _times(kernels: Sequence[Modelled]) -> Table:
@@ -56,16 +64,19 @@ def _times(kernels: Sequence[Modelled]) -> Table:
             cells.append(f"{means[0] / means[1]:.2f}" if means[1] else "")
         table.add_row(Text(name, "dim"), *cells)
 
-    add("queries of a work tile", lambda k: k.rows, 0)
+    across, along = "keys" if kernels[0].backward else "queries", _block(kernels)
+    add(f"{across} of a work tile", lambda k: k.rows, 0)
     add("CTAs of a work tile", lambda k: k.ctas, 0)
-    add("cycles of a key block of a work tile", lambda k: k.block_cycles, 0)
+    add(f"cycles of a {along} block of a work tile", lambda k: k.block_cycles, 0)
     add("cycles of a work tile besides", lambda k: k.tile_cycles, 0)
     longest = kernels[0].blocks[1]
     if all(k.blocks[1] == longest for k in kernels):
         add(f"cycles of a work tile of {longest} blocks", lambda k: k.whole_tile, 0)
     add("cycles that a CTA pays once", lambda k: k.setup_cycles, 0)
     add("work tiles", lambda k: len(k.work), 0)
-    add("key blocks", lambda k: float(k.work.blocks.sum()), 0)
+    add(f"{along} blocks", lambda k: float(k.work.blocks.sum()), 0)
+    if any(k.around for k in kernels):
+        add("microseconds of kernels around it", lambda k: 1e6 * k.around, 1)
     add("microseconds", lambda k: Spread(tuple(1e6 * s for s in k.seconds.values)), 1)
     add("TFLOP/s", lambda k: k.tflops, 0)
     return table

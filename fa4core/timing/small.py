@@ -17,7 +17,7 @@ from fa4core.timing.replay import Program, program_of
 from fa4core.timing.subject import Run, Subject, small_problem
 from fa4core.variant import Variant
 
-#: Key blocks of the greater length, where the problem has as many; the other has half of those
+#: Blocks of the greater length, where the problem has as many; the other has half of those
 #: that are then visited.
 MANY = 16
 ALL_SMS = 148  # enough for a CTA for each work tile
@@ -28,9 +28,9 @@ class Small:
     """What they execute.
 
     Attributes:
-        blocks: Key blocks of the two lengths.
+        blocks: Blocks of the two lengths.
         programs: Of a work tile of each length, and of two tiles (None if no CTA takes two).
-        both: Key blocks of the two tiles together.
+        both: Blocks of the two tiles together.
     """
 
     blocks: tuple[int, int]
@@ -41,35 +41,46 @@ class Small:
     def of(cls, subject: Subject, variant: Variant, problem: Problem, target: str) -> Small:
         """Run a subject on problems of one and of two work tiles."""
         shares = min(2, subject.schedule.num_splits)
-        queries = subject.rows * (2 if subject.several else 1)
-        single = shares == 1 and not subject.several
+        single = shares == 1 and not subject.several and not subject.backward
 
         def visited(blocks: int) -> list[int]:
-            return _blocks(subject, variant, problem, target, queries, blocks * shares)
+            return _visited(subject, variant, problem, target, _sizes(subject, blocks))
 
         def run(blocks: int, heads: int, sms: int) -> Run:
-            return subject.run(queries, blocks * shares * subject.keys, heads, sms)
+            return subject.run(*_sizes(subject, blocks), heads, sms)
 
-        most = -(-max(problem.seqlens_k) // subject.keys // subject.schedule.num_splits)
+        along = problem.seqlens_q if subject.backward else problem.seqlens_k
+        most = -(-max(along) // subject.block // subject.schedule.num_splits)
         most = max(2, min(MANY, most))
         many = max(visited(most))
         fewer = max(1, many // 2)
         few = max(visited(fewer))
         if few >= many:
             raise ValueError(
-                f"{fewer} and {most} blocks of keys give work tiles of {few} and {many} blocks to "
-                "visit; the model needs two different numbers"
+                f"{fewer} and {most} blocks give work tiles of {few} and {many} blocks to visit; "
+                "the model needs two different numbers"
             )
         runs = [run(fewer, 1, ALL_SMS), run(most, 1, ALL_SMS)]
         graph = _graph(runs[1])
         short, long = (_program(_same(graph, runs[1], r), r, _longest(r)) for r in runs)
-        pair = run(most, 2 if single else 1, subject.ctas)
+        of_pair = 2 * subject.rows // subject.block if subject.backward else most
+        pair = run(of_pair, 2 if single else 1, subject.ctas)
         started = {w.cta // pair.ctas for w in pair.trace.warps}
         both = None
         if len(started) == 1:
             both = _program(_same(graph, runs[1], pair), pair, 0)
-        of_both = 2 * many if single else sum(visited(most))
+        of_both = 2 * many if single else sum(visited(of_pair))
         return cls((few, many), (short, long, both), of_both)
+
+
+def _sizes(subject: Subject, blocks: int) -> tuple[int, int]:
+    """Queries and keys of a problem whose work tiles visit so many blocks, where the mask lets
+    them. In backward passes there are as many keys as queries: where masks look back, only then
+    the first keys meet all queries."""
+    if subject.backward:
+        return blocks * subject.block, blocks * subject.block
+    shares = min(2, subject.schedule.num_splits)
+    return subject.rows * (2 if subject.several else 1), blocks * shares * subject.block
 
 
 def _longest(run: Run) -> int:
@@ -96,16 +107,18 @@ def _same(graph: Graph, of: Run, run: Run) -> Graph:
     return graph if run.cubin == of.cubin else _graph(run)
 
 
-def _blocks(
-    subject: Subject, variant: Variant, problem: Problem, target: str, queries: int, blocks: int
+def _visited(
+    subject: Subject, variant: Variant, problem: Problem, target: str, sizes: tuple[int, int]
 ) -> list[int]:
-    """Key blocks that each work tile of a small problem visits."""
-    small = small_problem(problem, queries, blocks * subject.keys, 1, subject.packed)
+    """Blocks that each work tile of a small problem visits."""
+    small = small_problem(problem, *sizes, 1, subject.packed)
     shares = min(2, subject.schedule.num_splits)
     return work_tiles(subject, Plan(variant, small, planned(target)), shares).blocks.tolist()
 
 
 def work_tiles(subject: Subject, plan: Plan, shares: int) -> WorkTiles:
-    """The work tiles of a plan, as a subject's kernel has them, their keys in shares."""
-    tiles = plan.work_tiles(subject.rows, subject.keys, subject.packed)
+    """The work tiles of a plan, as a subject's kernel has them, their blocks in shares."""
+    if subject.backward:
+        return plan.key_tiles(subject.rows, subject.block)
+    tiles = plan.work_tiles(subject.rows, subject.block, subject.packed)
     return tiles.split(shares) if shares > 1 else tiles

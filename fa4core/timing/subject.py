@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from fa4core.emulator.host import modules
+from fa4core.emulator.launch import Launch
 from fa4core.emulator.session import Session, emulator
 from fa4core.emulator.trace import Trace
 from fa4core.plan.problem import Problem
@@ -32,6 +33,8 @@ class Run:
         ptx, cubin: Of the kernel.
         clusters: In the grid.
         ctas: Of a cluster.
+        smem_bytes: Shared memory of a CTA that the launch asks for.
+        around: Launches before and after it that the same call takes.
     """
 
     trace: Trace
@@ -40,22 +43,26 @@ class Run:
     cubin: bytes
     clusters: int
     ctas: int
+    smem_bytes: int
+    around: tuple[Launch, ...]
 
 
 @attrs.frozen(eq=False)
 class Subject:
-    """A forward kernel.
+    """A kernel: its work tiles are of queries and visit blocks of keys; the other way round in a
+    backward pass.
 
     Attributes:
         title: Whose it is.
         run: (queries, keys, heads, SMs) -> a launch with batch 1 and so many KV heads, each with
             `packed` query heads.
         schedule: How it hands out and orders the work tiles of a whole problem.
-        rows: Queries of a work tile, of all CTAs of a cluster together.
+        rows: Queries of a work tile, of all CTAs of a cluster together (backward: keys).
         ctas: Of a cluster.
         packed: Query heads in a work tile.
-        keys: Of a block.
+        block: Keys of a block (backward: queries).
         several: Whether it takes several work tiles of a head for the kernel to be the problem's.
+        backward: Whether it is a backward kernel.
     """
 
     title: str
@@ -64,8 +71,9 @@ class Subject:
     rows: int
     ctas: int = 1
     packed: int = 1
-    keys: int = 128
+    block: int = 128
     several: bool = False
+    backward: bool = False
 
 
 def ours(variant: Variant, problem: Problem, target: str, ctas: int | None = None) -> Subject:
@@ -101,7 +109,7 @@ def ours(variant: Variant, problem: Problem, target: str, ctas: int | None = Non
         rows=spec.queries * spec.tiles * clusters,
         ctas=clusters,
         packed=spec.packed,
-        keys=spec.block,
+        block=spec.block,
     )
 
 
@@ -131,16 +139,13 @@ def _without_maxima(skeleton: Any) -> Any:
 
 def _run_ours(skeleton: Any, call: Call, target: str, sms: int) -> Run:
     from fa4core.compile import cache
-    from fa4core.compile.build import build
     from fa4core.places import Place, in_emulator
     from fa4core.prepared import kernel_of, prepare
 
     kernel, _ = kernel_of(skeleton, call, Place(target, sms, True))
     if kernel is None:
         raise ValueError("no query and no key to attend to: such a call launches nothing")
-    if kernel.key not in _BUILT:
-        _BUILT[kernel.key] = build(kernel, line_info=True)
-    package = _BUILT[kernel.key]
+    package = built_with_lines(kernel)
     cache.add(package)
     with emulator(target, seed=1, detect="none", num_sms=sms, record=False, trace=True) as session:
         q, k, v = tensors(call.problem)
@@ -149,6 +154,15 @@ def _run_ours(skeleton: Any, call: Call, target: str, sms: int) -> Run:
 
 
 _BUILT: dict[str, Any] = {}
+
+
+def built_with_lines(kernel: Any) -> Any:
+    """The package of a kernel, with line information; compiled once."""
+    from fa4core.compile.build import build
+
+    if kernel.key not in _BUILT:
+        _BUILT[kernel.key] = build(kernel, line_info=True)
+    return _BUILT[kernel.key]
 
 
 def small_problem(problem: Problem, queries: int, keys: int, heads: int, packed: int) -> Problem:
@@ -193,4 +207,6 @@ def largest(session: Session, cubin: bytes | None = None) -> Run:
         cubin or modules.cubin_of(launch.ptx),
         grid[0] * grid[1] * grid[2] // count,
         count,
+        launch.dynamic_smem,
+        tuple(other for other in session.launches if other is not launch),
     )

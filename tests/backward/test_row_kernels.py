@@ -88,19 +88,33 @@ def test_before(target: str, d: int, queries: int, packed: bool, grad_lse: bool)
     torch.testing.assert_close(delta, expected[1], atol=1e-4, rtol=1e-5)
 
 
+def in_parts(sums: torch.Tensor, queries: int, part: int) -> torch.Tensor:
+    """(heads, rows, d) as accumulators of 64 rows and `part` columns hold a tile: thread 4 i + j of
+    a warp has rows i and i + 8 and of each 8 columns 2 j and 2 j + 1."""
+    heads, rows, d = sums.shape
+    tiles = sums.view(heads, rows // queries, queries // 64, 4, 2, 8, d // part, part // 8, 4, 2)
+    #                                         R, warp, half, i, part, step, j, column
+    held = tiles.permute(0, 1, 2, 6, 7, 3, 5, 8, 4, 9)
+    return held.reshape(sums.shape).contiguous()
+
+
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("target", "d"), [("sm90", 8), ("sm100", 72)])
-def test_after(target: str, d: int, packed: bool) -> None:
-    """Rows behind a sequence are left alone."""
+@pytest.mark.parametrize(
+    ("target", "d", "queries", "part"),
+    [("sm90", 8, 64, 0), ("sm90", 24, 64, 16), ("sm90", 72, 128, 80), ("sm100", 72, 64, 0)],
+)
+def test_after(target: str, d: int, queries: int, part: int, packed: bool) -> None:
+    """Rows behind a sequence are left alone, whether sums are row-major or in parts."""
     torch.manual_seed(0)
     sizes, outer = problem(d, packed)
-    padded = Rows(sizes, 64)
+    padded = Rows(sizes, queries)
     sums = torch.randn(2, padded.count, -(-d // 16) * 16)
     grad_q = torch.full((*outer, 2, d), 7.0).bfloat16()
     expected = grad_q.clone()
-    spec = RowSpec(64, d, sums.shape[-1])
+    spec = RowSpec(queries, d, sums.shape[-1], part=part)
+    given = in_parts(sums, queries, part) if part else sums
     with emulator(target, num_sms=2):
-        launch(target, "post:finish_rows", spec, sums, padded.table(), grad_q, 0.3)
+        launch(target, "post:finish_rows", spec, given, padded.table(), grad_q, 0.3)
     for i, start in enumerate(padded.starts.tolist()):
         rows = sums[:, start : start + LENGTHS[i], :d].transpose(0, 1)
         expected[place(sizes, packed, i)] = (rows * 0.3).bfloat16()

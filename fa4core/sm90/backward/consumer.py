@@ -31,7 +31,7 @@ from fa4core.sm90.fragments import (
     moved,
     row_of,
 )
-from fa4core.sm90.memory import put, put_exact, stored
+from fa4core.sm90.memory import put, put_as_held, stored
 
 
 @cute.jit
@@ -325,8 +325,7 @@ class ConsumerWork(Fixed):
     @touches(lambda t: (reads("sums_q", t), writes("grad_q", t)))
     def hand_over(self, t: Any) -> None:
         """The part of dQ into shared memory, for the reduce role."""
-        product = self.products.grad_q.product()
-        put_exact(self.sums_q, product, moved(self.thread), self.shared.grad_q(t))
+        put_as_held(self.sums_q, moved(self.thread), self.shared.grad_q(t))
 
     @touches(
         lambda t: (

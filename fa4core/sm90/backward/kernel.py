@@ -59,7 +59,7 @@ class Layouts:
             ),
             grad_k=repeated(swizzled(dtype, ROWS, part), (groups, ROWS * part)),
             grad_v=repeated(swizzled(dtype, ROWS, part_v), (groups, ROWS * part_v)),
-            grad_q=staged(spec, "grad_q", swizzled(cutlass.Float32, ROWS, keys_), cutlass.Float32),
+            grad_q=cute.make_layout((ROWS * keys_, groups)),
         )
 
 
@@ -69,7 +69,7 @@ def backward_kernel(
     loads: dict,
     rows: dict,
     stores: dict,
-    add: tuple,
+    grad_q: cute.Tensor,
     turns: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
@@ -77,7 +77,7 @@ def backward_kernel(
     grad_captured: tuple,
     scale: cutlass.Float32,
 ):
-    """Of loads, stores and add: TMA's copy of a tile and its view of the tensor."""
+    """Of loads and stores: TMA's copy of a tile and its view of the tensor."""
     pipeline, products, layouts = spec.pipeline, Products(spec), Layouts.of(spec)
     dtype = dtype_of(spec)
     thread, _, _ = cute.arch.thread_idx()
@@ -94,7 +94,8 @@ def backward_kernel(
     s_out = tensor_in(memory, spec, "grad_out", layouts.out, dtype)
     s_grad_s = tensor_in(memory, spec, "grad_s", layouts.weights, dtype)
     s_p = tensor_in(memory, spec, "p", layouts.weights, dtype) if spec.parts > 1 else None
-    s_grad_q = tensor_in(memory, spec, "grad_q", layouts.grad_q, cutlass.Float32)
+    pointer = memory + spec.smem["grad_q"].offset
+    s_grad_q = cute.make_tensor(cute.recast_ptr(pointer, dtype=cutlass.Float32), layouts.grad_q)
     s_rows = {name: _rows_in(memory, spec, name) for name in rows}
 
     if thread == 0:
@@ -118,7 +119,7 @@ def backward_kernel(
         load(LoadWork(spec, tiles_in, of_rows), plan, Ends(pipeline, "load", barriers))
     if in_role(pipeline, "reduce", warp):
         cute.arch.setmaxregister_decrease(registers["reduce"])
-        work = ReduceWork(spec, add[0], add[1], s_grad_q, turns)
+        work = ReduceWork(spec, grad_q, s_grad_q, turns)
         reduce(work, plan, Ends(pipeline, "reduce", barriers))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
@@ -182,11 +183,8 @@ def backward(
         "k": tma(outward, keys(grad_k), layouts.grad_k, (ROWS, spec.d // spec.parts)),
         "v": tma(outward, keys(grad_v), layouts.grad_v, (ROWS, spec.d_v // spec.parts)),
     }
-    adding = cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD)
-    by_head = cute.make_tensor(grad_q.iterator, cute.select(grad_q.layout, [1, 2, 0]))
-    add = tma(adding, by_head, layouts.grad_q, (ROWS, spec.grad_q_columns))
     backward_kernel(
-        spec, loads, {"lse": lse, "delta": delta}, stores, add, turns, items, runs, captured,
+        spec, loads, {"lse": lse, "delta": delta}, stores, grad_q, turns, items, runs, captured,
         grad_captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream

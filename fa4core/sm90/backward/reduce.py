@@ -1,4 +1,4 @@
-"""The reduce role: one warp that adds consumers' parts of dQ to global memory by TMA.
+"""The reduce role: one warp that adds consumers' parts of dQ to global memory, each by a bulk copy.
 
 Where the order of additions is fixed, whoever adds to a query tile waits until those before it have
 been counted in `turns`, and counts itself when its own have arrived.
@@ -13,8 +13,8 @@ from cutlass import cute
 
 from fa4core.pipeline.effects import Fixed, drains, reads, touches
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm90.backward.spec import ROWS, Spec
-from fa4core.sm90.memory import boxed
+from fa4core.sm90.backward.spec import Spec
+from fa4core.sm90.memory import add_bulk
 
 
 @cute.jit
@@ -46,29 +46,24 @@ class ReduceWork(Fixed):
     """Additions to dQ.
 
     Attributes:
-        atom, target: TMA's reduction of one part and its view of dQ, (rows, d, heads).
-        shared: (64, columns, groups) in shared memory.
+        sums: Padded dQ, (heads, rows, d); how tiles lie in it says `RowSpec.part`.
+        shared: (numbers of a part, groups) in shared memory.
         turns: (heads, rows / queries), how many have added to each tile where the order is fixed.
     """
 
-    def __init__(self, spec: Spec, atom, target, shared, turns):
+    def __init__(self, spec: Spec, sums, shared, turns):
         self.spec, self.groups = spec, tuple(range(spec.shape.groups))
         self.passes = tuple(range(spec.shape.passes))
-        self.atom, self.target, self.shared, self.turns = atom, target, shared, turns
+        self.sums, self.shared, self.turns = sums, shared, turns
 
     @touches(lambda item, run, j, part, t: (reads("grad_q", t),), unit="store")
     def add(self, item: Any, run: Any, j: Any, part: int, t: int) -> None:
         """One warpgroup's part, begun."""
-        spec = self.spec
-        row, column = item.rows_q + j * spec.queries, 0
-        if spec.by_rows:
-            row = row + t * ROWS
-        else:
-            column = (t * spec.shape.passes + part) * spec.grad_q_columns
-        target = self.target[(None, None, item.h + run.head)]
-        there = cute.domain_offset((row, cutlass.Int32(column)), target)
-        of, to = boxed(self.atom, self.shared, there, (ROWS, spec.grad_q_columns))
-        cute.copy(self.atom, of[(None, t)], to)
+        row, shared = item.rows_q + j * self.spec.queries, self.shared[(None, t)]
+        tile = self.sums[(item.h + run.head, row, None)].iterator
+        number = t * self.spec.shape.passes + part
+        with cute.arch.elect_one():
+            add_bulk(shared, tile + number * cute.size(shared))
         cute.arch.cp_async_bulk_commit_group()
 
     @drains("store")

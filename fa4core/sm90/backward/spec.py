@@ -105,6 +105,10 @@ class Spec(BackwardSpec):
         """Columns of a warpgroup's part of dQ, which has 64 rows, in one pass."""
         return self.d // (1 if self.by_rows else self.shape.groups * self.shape.passes)
 
+    @property
+    def sums_part(self) -> int:
+        return self.grad_q_columns
+
     @cached_property
     def pipeline(self) -> Pipeline:
         shape, tma, warps = self.shape, How.TMA, How.WARPS

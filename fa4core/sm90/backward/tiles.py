@@ -51,7 +51,7 @@ class Tiles(Fixed):
         rows: "lse", "delta" to (queries, stages).
         weights: (64, queries, tiles, stages), if P goes through shared memory.
         grad_s: Likewise.
-        grad_q: (64, columns, groups), float32.
+        grad_q: (numbers of a part, groups), float32.
         results: "k", "v" to dK, dV.
     """
 
@@ -90,4 +90,4 @@ class Tiles(Fixed):
 
     def grad_q(self, t: Any) -> cute.Tensor:
         """The warpgroup's part of dQ."""
-        return self._grad_q[(None, None, t)]
+        return self._grad_q[(None, t)]

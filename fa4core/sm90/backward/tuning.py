@@ -18,7 +18,8 @@ class Shape:
         queries: Of a tile; 64, or 64 for each group.
         groups: Consumer warpgroups.
         shared: Whether the groups share one tile of 64 keys; else each has its own.
-        stages: Tiles of Q in shared memory.
+        stages: Tiles of Q in shared memory. S is begun a tile ahead, so with two the next Q would
+            only be asked for when the tensor core has read the last one, just before it is needed.
         stages_out: Tiles of dO.
         passes: In how many steps dQ goes through shared memory, each with a part of the head dim.
         early: For how many of the queries dV is begun before dS is computed, when P is needed both
@@ -42,8 +43,8 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: By the larger of the head dims, up to and including: with a score mod that has a derivative, for
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
-    (64, Shape(64), Shape(128)),
-    (128, Shape(64), Shape(64)),
+    (64, Shape(64, stages=3), Shape(128, stages=3)),
+    (128, Shape(64, stages=3), Shape(64, stages=3)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),
 )
