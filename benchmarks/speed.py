@@ -65,6 +65,7 @@ def measure(cell: Cell, names: list[str], rounds: int, differentiate: bool) -> d
             name: {
                 "ms": time.median,
                 "spread_ms": time.spread,
+                "ghz": time.ghz,
                 "tflops": flops / time.median / 1e9,
                 "error": errors[name],
             }

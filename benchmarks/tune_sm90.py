@@ -4,8 +4,8 @@
 
 A shape is groups,keys and by name any fields of `Shape`, any of `Schedule` such as
 `source=one_tile`, `row_max=1` (with row maxima), `dealt=0` (every n-th work tile to each CTA) and
-`fraction=0.25` (of the exponentials and the like, by polynomial). All candidates of a mask run interleaved, and FlashAttention-4 beside them if
-it is installed.
+`fraction=0.25` (of the exponentials and the like, by polynomial). All candidates of a mask run
+interleaved, and FlashAttention-4 beside them if it is installed.
 """
 
 from __future__ import annotations

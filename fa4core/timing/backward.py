@@ -74,6 +74,10 @@ def _check(problem: Problem) -> None:
             f"{problem.group} query heads for each KV head; backward passes are modelled with as "
             "many KV heads as query heads"
         )
+    if problem.starts_q is not None or problem.starts_k is not None:
+        raise NotImplementedError(
+            "packed sequences; backward passes are modelled with tensors that have a batch"
+        )
 
 
 def _title(whose: str, ctas: int | None) -> str:

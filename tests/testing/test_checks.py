@@ -18,8 +18,8 @@ from fa4core.testing import (
     plain,
     shapes_up_to,
 )
-from fa4core.testing import check as check_module
 from fa4core.testing import tilemap as tilemap_module
+from fa4core.testing import whole as whole_module
 from primitives import mask, score, sink
 from primitives.expr.trace import Derivative
 
@@ -56,12 +56,29 @@ def _wrong_for_more_than_100_keys(q, k, v, variant, *, layout, scale):
 
 
 def test_a_fault_is_reported_with_what_to_run_again(monkeypatch):
-    monkeypatch.setattr(check_module, "by_backend", lambda *_, **__: _wrong_for_more_than_100_keys)
+    monkeypatch.setattr(whole_module, "by_backend", lambda *_, **__: _wrong_for_more_than_100_keys)
     with pytest.raises(AssertionError) as error:
         assert_variant_correct(LEARNED)
     text = str(error.value)
     assert "out: WRONG" in text and "assert_variant_correct(variant, shapes=[Shape(" in text
     assert "LayoutSpec(kind='varlen'" not in text  # those calls are right
+
+
+def test_gradients_that_differ_between_runs_are_reported(monkeypatch):
+    runs = iter(range(100))
+
+    def attend(q, k, v, variant, *, layout, scale):
+        out, lse, row_max = attrs.astuple(plain(q, k, v, variant, layout, scale=scale))
+        return out * (1 + next(runs) * 1e-6), lse, row_max
+
+    asked = []
+    monkeypatch.setattr(whole_module, "by_backend", lambda *_, **o: asked.append(o) or attend)
+    shapes = [Shape((9,), (9,))]
+    assert_variant_correct(Variant(), shapes=shapes, layouts=[LayoutSpec()])
+    with pytest.raises(AssertionError, match=r"not the same bits in two runs: out, .*dq") as error:
+        assert_variant_correct(Variant(), shapes=shapes, deterministic=True)
+    assert asked[-1] == {"deterministic": True}
+    assert "deterministic=True)" in str(error.value)
 
 
 def test_a_function_of_ones_own_can_be_checked():

@@ -17,7 +17,7 @@ from fa4core.pipeline.device import meet
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
-from fa4core.sm90.backward.products import Operands, Products
+from fa4core.sm90.backward.products import Operands, Product, Products
 from fa4core.sm90.backward.spec import ROWS, Spec
 from fa4core.sm90.backward.tiles import Tiles
 from fa4core.sm90.backward.weights import LOG2E, grad_values, weigh
@@ -46,8 +46,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     p, p_full = ends.waits("p_full", optional=True), ends.posts("p_full", optional=True)
     grad_s, grad_s_full = ends.waits("grad_s_full"), ends.posts("grad_s_full")
     room, grad_q_full = ends.waits("grad_q_empty"), ends.posts("grad_q_full")
-    all_read, read = ends.waits("kv_read"), ends.posts("kv_read")
+    all_read, read = ends.waits("grad_s_read"), ends.posts("grad_s_read")
+    all_stored, is_stored = ends.waits("grad_v_stored"), ends.posts("grad_v_stored")
     in_smem, tile = ends.declares("p_full"), t % len(work.tiles)
+    apart = ends.inside("grad_v", "grad_s")
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -55,6 +57,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
         work.clear(t)
         kv.wait()
         kv.advance()
+        work.stored(0)  # results of the tile before
+        is_stored.arrive()
+        all_stored.wait()
+        all_stored.advance()
         if item.blocks > 0:
             begin = plan.run(item.first_run)
             q_stage = q.take()
@@ -99,8 +105,6 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.add_k(t, grad_s.stage, q_stage)
                     work.settle(1)
                     out_free.arrive(stage=out_stage)
-                    room.wait(t)
-                    room.advance()
                     work.hand_over(t)
                     grad_q_full.arrive(t)
                     for part in work.passes[1:]:
@@ -141,6 +145,8 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     if const_expr(work.late):
                         work.pass_on(t, p_full.stage, in_smem, 1)
                         work.add_v(t, p.stage, out_stage, in_smem, 1)
+                    room.wait(t)
+                    room.advance()
                 done = 0
             grad_s.wait()
             for part in work.passes:
@@ -151,21 +157,32 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     out_free.arrive(stage=out_stage)
                 else:
                     work.settle(0)
-                room.wait(t)
-                room.advance()
+                if const_expr(part == work.passes[-1]):
+                    kv_free.arrive()
                 work.hand_over(t)
                 grad_q_full.arrive(t)
+                if const_expr(part < work.passes[-1]):
+                    room.wait(t)
+                    room.advance()
             grad_s.advance()
             work.settle(0)
             q_free.arrive(stage=q_stage)
-        read.arrive()
-        all_read.wait()
-        all_read.advance()
-        work.finish(t)
-        work.store(t, plan.item(index))  # read again: to keep it would cost registers
-        work.stored(0)
-        kv_free.arrive()
+            read.arrive()
+            all_read.wait()
+            all_read.advance()
+            room.wait(t)
+            room.advance()
+        else:
+            kv_free.arrive()
+        place = plan.item(index)  # read again: to keep it would cost registers
+        work.finish_k(t)
+        work.store(t, place, "k")
+        if const_expr(not apart):
+            work.stored(0)
+        work.finish_v(t)
+        work.store(t, place, "v")
         index = source.next(index)
+    work.stored(0)
 
 
 class ConsumerWork(Fixed):
@@ -178,17 +195,26 @@ class ConsumerWork(Fixed):
         s, dp, sums_k, sums_v, sums_q: Accumulators in registers; s and dp become P and dS.
         weights: P as operand of the next product, if that is in registers.
         shared: The warpgroup's other tiles in shared memory.
-        thread: 0..127 within the warpgroup. `moved` where addresses follow from it that would be
+        group: The warpgroup's number.
+        thread: 0..127 within it. `moved` where addresses follow from it that would be
             found ahead of loops and take registers that there are not.
         mods: Mask, score mod and their derivatives.
         scale: Run-time factor on q . k.
     """
 
     def __init__(
-        self, spec: Spec, products: Products, operands: Operands, shared: Tiles, thread, mods, scale
+        self,
+        spec: Spec,
+        products: Products,
+        operands: Operands,
+        shared: Tiles,
+        t,
+        thread,
+        mods,
+        scale,
     ):
         self.spec, self.products, self.operands, self.shared = spec, products, operands, shared
-        self.thread, self.mods, self.scale = thread, mods, scale
+        self.group, self.thread, self.mods, self.scale = t, thread, mods, scale
         self.tiles, self.passes = tuple(range(spec.tiles)), tuple(range(spec.shape.passes))
         self.differentiates, self.late = spec.differentiates, spec.late
         self.s, self.dp = products.scores.sums(), products.scores.sums()
@@ -327,36 +353,32 @@ class ConsumerWork(Fixed):
         """The part of dQ into shared memory, for the reduce role."""
         put_as_held(self.sums_q, moved(self.thread), self.shared.grad_q(t))
 
-    @touches(
-        lambda t: (
-            reads("sums_k", t),
-            reads("sums_v", t),
-            writes(f"grad_k{t}"),
-            writes(f"grad_v{t}"),
-        )
-    )
-    def finish(self, t: Any) -> None:
-        """dK and dV, rounded, into shared memory where K and V were."""
-        thread = moved(self.thread)
+    @touches(lambda t: (reads("sums_k", t), writes("grad_k", t)))
+    def finish_k(self, t: Any) -> None:
+        """dK, rounded, into shared memory."""
         for i in range(cute.size(self.sums_k)):
             self.sums_k[i] = self.sums_k[i] * self.scale
-        for name, sums, group in (
-            ("k", self.sums_k, self.products.grad_k),
-            ("v", self.sums_v, self.products.grad_v),
-        ):
-            put(sums, group.product(), thread, self.shared.results[name].tile(t))
+        self._finish(t, "k", self.sums_k, self.products.grad_k)
 
-    @touches(lambda t, item: (reads(f"grad_k{t}"), reads(f"grad_v{t}")), unit="store")
-    def store(self, t: Any, item: Any) -> None:
-        """dK and dV from shared to global memory, begun."""
+    @touches(lambda t: (reads("sums_v", t), writes("grad_v", t)))
+    def finish_v(self, t: Any) -> None:
+        """dV likewise."""
+        self._finish(t, "v", self.sums_v, self.products.grad_v)
+
+    def _finish(self, t: Any, name: str, sums: cute.Tensor, product: Product) -> None:
+        put(sums, product.product(), moved(self.thread), self.shared.results[name].tile(t))
+
+    @touches(lambda t, item, name: (reads(f"grad_{name}", t),), unit="store")
+    def store(self, t: Any, item: Any, name: str) -> None:
+        """dK or dV from shared to global memory, begun."""
         meet(self.spec.pipeline, "consumer", t)
-        for result in self.shared.results.values():
-            result.store(t, item, self.thread)
+        self.shared.results[name].store(t, item, self.thread)
 
     @drains("store")
     def stored(self, left: int) -> None:
         """Wait until TMA has read dK and dV."""
         stored(self.thread)
+        meet(self.spec.pipeline, "consumer", self.group)
 
 
 def _elements(fragment: cute.Tensor, first: int, count: int) -> cute.Tensor:

@@ -57,9 +57,11 @@ class Layouts:
             weights=repeated(
                 swizzled(dtype, ROWS, queries, ROWS), (tiles, ROWS * queries), (2, pairs)
             ),
-            grad_k=repeated(swizzled(dtype, ROWS, part), (groups, ROWS * part)),
-            grad_v=repeated(swizzled(dtype, ROWS, part_v), (groups, ROWS * part_v)),
-            grad_q=cute.make_layout((ROWS * keys_, groups)),
+            grad_k=staged(spec, "grad_k", swizzled(dtype, ROWS, part), dtype),
+            grad_v=staged(spec, "grad_v", swizzled(dtype, ROWS, part_v), dtype),
+            grad_q=cute.make_layout(
+                (ROWS * keys_, groups), stride=(1, spec.smem["grad_q"].stride // 4)
+            ),
         )
 
 
@@ -128,12 +130,14 @@ def backward_kernel(
         member = thread_of(pipeline, "consumer", thread)
         mods = GradMods(spec, captured, grad_captured)
         results = {
-            "k": Result(spec, tensor_in(memory, spec, "k", layouts.grad_k, dtype), *stores["k"]),
-            "v": Result(spec, tensor_in(memory, spec, "v", layouts.grad_v, dtype), *stores["v"]),
+            name: Result(
+                spec, tensor_in(memory, spec, f"grad_{name}", layout, dtype), *stores[name]
+            )
+            for name, layout in (("k", layouts.grad_k), ("v", layouts.grad_v))
         }
         operands = Operands(spec, products, t, s_k, s_v, s_q, s_out, s_grad_s, s_p)
         tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, results)
-        consumer_work = ConsumerWork(spec, products, operands, tiles, member, mods, scale)
+        consumer_work = ConsumerWork(spec, products, operands, tiles, t, member, mods, scale)
         consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
 
 
