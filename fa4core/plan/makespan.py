@@ -76,6 +76,7 @@ class Workload:
         combine_bytes: Partial results written and read again, for each split of the keys.
         kv_heads_in_section: KV heads whose keys and values fit the L2 cache together, or an array
             with a number for each sequence.
+        deals: Whether static lists are dealt by time, see `loads`.
     """
 
     rates: Rates
@@ -85,6 +86,7 @@ class Workload:
     bytes_moved: float
     combine_bytes: float = 0.0
     kv_heads_in_section: int | np.ndarray = 1
+    deals: bool = False
 
 
 @attrs.frozen
@@ -156,13 +158,13 @@ def by_longest_tile(tiles: WorkTiles) -> np.ndarray:
     return rank
 
 
-def loads(durations: np.ndarray, machines: int, source: Source) -> np.ndarray:
+def loads(durations: np.ndarray, machines: int, source: Source, dealt: bool = False) -> np.ndarray:
     """When each of `machines` SMs is done with its tiles, in cycles.
 
-    A static list gives SM i the tiles i, i + machines, ...; the other sources give the next tile
-    to whichever SM is free first.
+    A static list gives SM i the tiles i, i + machines, ..., unless the host deals them by their
+    time; then, as from the other sources, the next tile goes to whichever SM is free first.
     """
-    if source == "persistent":
+    if source == "persistent" and not dealt:
         owner = np.arange(len(durations)) % machines
         return np.bincount(owner, weights=durations, minlength=machines)
     if len(durations) <= machines:
@@ -187,7 +189,8 @@ def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estima
     durations = tiles.cycles[order] + cost.tile_cycles
     if schedule.source != "one_tile":
         durations = durations - cost.setup_cycles
-    finished = loads(durations, workload.machines, schedule.source)
+    dealt = workload.deals and schedule.order != "batch_sorted"  # that order is made on the device
+    finished = loads(durations, workload.machines, schedule.source, dealt)
     if schedule.source != "one_tile":
         finished = finished + cost.setup_cycles * (finished > 0)
     cycles = float(finished.max(initial=0.0))

@@ -90,6 +90,7 @@ class Target:
         backward_tile: Likewise.
         work_queue: Whether running CTAs can take over those that have not started (cluster launch
             control).
+        deals: Whether the forward's static lists are dealt by time (`fa4core.forward.lists`).
     """
 
     name: str
@@ -104,6 +105,7 @@ class Target:
     forward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     backward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     work_queue: bool = False
+    deals: bool = False
 
     def exp(self, head_dim: int) -> Exp:
         """How a forward pass computes exponentials unless the variant says.
@@ -144,7 +146,10 @@ def _sm100_forward(head_dim: int, head_dim_v: int) -> TileShape:
 
 
 def _sm100_backward(head_dim: int, head_dim_v: int) -> TileShape:
-    # Sharing an MMA pays where shared memory binds by much: from head dim 128 on.
+    # Beyond 128, dK and dV of a tile leave room in tensor memory for scores of 64 queries.
+    if max(head_dim, head_dim_v) > 128:
+        return TileShape(64, 128)
+    # Sharing an MMA pays where shared memory binds by much: at head dim 128.
     return TileShape(128, 128, ctas=2 if head_dim >= 128 else 1)
 
 
@@ -254,6 +259,7 @@ SM90 = Target(
     backward_cost=costs.HOPPER_BACKWARD,
     forward_tile=_sm90_forward,
     backward_tile=_sm90_backward,
+    deals=True,
 )
 CPU = Target(
     name="cpu",

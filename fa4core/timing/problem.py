@@ -70,6 +70,7 @@ class Modelled:
         work: The work tiles of the problem, natural order.
         schedule: How they are handed out.
         sections: KV heads that fit the L2 cache together, for each sequence.
+        deals: Whether static lists are dealt by time, see `makespan.loads`.
         sms: Of the GPU.
         flop: Of the attended scores.
         clock_ghz: That the time is stated for.
@@ -93,6 +94,7 @@ class Modelled:
     work: makespan.WorkTiles
     schedule: Schedule
     sections: np.ndarray
+    deals: bool
     sms: int
     flop: float
     clock_ghz: float
@@ -154,7 +156,8 @@ class Modelled:
             strict=True,
         ):
             durations = np.maximum(blocks * block + tile, LAUNCH_CYCLES)
-            done = makespan.loads(durations, self.sms // self.ctas, self.schedule.source)
+            sms, source = self.sms // self.ctas, self.schedule.source
+            done = makespan.loads(durations, sms, source, self.deals)
             found.append(float(done.max(initial=0.0)) + setup)
         return Spread(tuple(found))
 
@@ -227,6 +230,7 @@ def model(
         work=work_tiles(subject, plan, schedule.num_splits),
         schedule=schedule,
         sections=makespan.kv_heads_in_section(rates.l2_bytes, of_head),
+        deals=hardware.deals and not subject.backward,
         sms=rates.sms,
         flop=flop * (2.5 if subject.backward else 1),
         clock_ghz=clock_ghz or clock_of(hardware),

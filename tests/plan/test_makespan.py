@@ -54,6 +54,13 @@ def test_dynamic_gives_the_next_tile_to_whoever_is_free(durations, machines):
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 9))
+def test_lists_that_are_dealt_are_as_long_as_those_of_a_queue(durations, machines):
+    durations = np.array(durations, dtype=float)
+    found = loads(durations, machines, "persistent", dealt=True)
+    assert list(found) == list(loads(durations, machines, "dynamic"))
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 9))
 def test_a_static_list_takes_every_nth_tile(durations, machines):
     found = loads(np.array(durations, dtype=float), machines, "persistent")
     assert list(found) == [sum(durations[i::machines]) for i in range(machines)]
