@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import attrs
 import pytest
 import torch
 
@@ -66,15 +67,36 @@ def test_variants(target: str, name: str, shape: str) -> None:
 
 @table(
     "dims, dtype",
-    [(8, 8), (40, 24), (64, 128), (96, 96), (128, 128), (128, 64), (192, 128), (256, 256)],
+    [
+        (8, 8),
+        (40, 24),
+        (64, 128),
+        (96, 96),
+        (128, 128),
+        (128, 64),
+        (192, 128),
+        (256, 256),
+        (40, 200),
+        (128, 256),
+        (256, 64),
+        (192, 192),
+        (256, 200),
+    ],
     ["bfloat16", "float16"],
     every=11,
 )
 def test_head_dims(target: str, dims: tuple[int, int], dtype: str) -> None:
-    d, d_v = dims
-    if target == "sm100" and max(dims) > 128:
-        pytest.skip("the SM100 backward takes head dims up to 128, see sm100/support.py")
-    execute(target, "Variant(mask=mask.causal())", Shape((150,), (200,), 1, 1, d, d_v), dtype=dtype)
+    shape = Shape((150,), (200,), 1, 1, *dims)
+    execute(target, "Variant(mask=mask.causal())", shape, dtype=dtype)
+
+
+@table("dims, name, shape", [(192, 128), (256, 256)], VARIANTS, SHAPES, every=31)
+def test_variants_of_large_head_dims(
+    target: str, dims: tuple[int, int], name: str, shape: str
+) -> None:
+    small, layout = SHAPES[shape]
+    large = attrs.evolve(small, head_dim=dims[0], head_dim_v=dims[1])
+    execute(target, f"Variant({VARIANTS[name]})", large, layout)
 
 
 @table("heads_kv", [1, 2, 6], every=5)
