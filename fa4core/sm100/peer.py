@@ -5,41 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import cutlass
 from cutlass import cute
-
-from fa4core.pipeline.effects import Fixed
 
 
 @attrs.frozen(eq=False)
-class ToPeer(Fixed):
+class ToPeer:
     """A copy of consecutive bytes.
 
     Attributes:
         of: Where they are.
-        distance: Bytes from there to where they go in the peer's memory, for each rank of this CTA.
+        to: Where they go in the peer's shared memory, as an address of this CTA's.
         nbytes: How many; a multiple of 16.
     """
 
     of: cute.Pointer
-    distance: tuple[int, int]
+    to: cute.Pointer
     nbytes: int
 
     def start(self, barrier: cute.Pointer) -> None:
         """By one thread. Reports to the peer's barrier, which is given as this CTA's."""
-        first, second = self.distance
-        # one block, in which nothing can be computed ahead and kept in registers
-        code = f"""{{
-            .reg .pred second;
-            .reg .b32 cta, to, at;
-            setp.ne.u32 second, {{$r2}}, 0;
-            xor.b32 cta, {{$r2}}, 1;
-            mov.b32 to, {first};
-            @second mov.b32 to, {second};
-            add.s32 to, to, {{$r0}};
-            mapa.shared::cluster.u32 to, to, cta;
-            mapa.shared::cluster.u32 at, {{$r1}}, cta;
+        code = """{
+            .reg .b32 to, at;
+            mapa.shared::cluster.u32 to, {$r0}, {$r3};
+            mapa.shared::cluster.u32 at, {$r2}, {$r3};
             cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes
-                [to], [{{$r0}}], {self.nbytes}, [at];
-        }}"""
-        given: list[Any] = [self.of.toint(), barrier.toint(), cute.arch.block_idx_in_cluster()]
+                [to], [{$r1}], {$r4}, [at];
+        }"""
+        peer = cute.arch.block_idx_in_cluster() ^ 1
+        places = [pointer.toint() for pointer in (self.to, self.of, barrier)]
+        given: list[Any] = [*places, peer, cutlass.Int32(self.nbytes)]
         cute.arch.inline_ptx(code, read_only_args=given)

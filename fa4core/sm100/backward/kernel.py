@@ -188,7 +188,7 @@ def _computing(
     ds = staged = memory.row("staged", row, place)  # dS lies there, too
     if spec.wide:  # whose halves of the queries share rows of 128 bytes
         ds = memory.row("staged", row, piece=half * 4)
-    copy = memory.to_peer(row) if spec.pair else None
+    copy = memory.to_peer(cta, row) if spec.pair else None
     rows = memory.numbers
     return ComputeWork(spec, row, tmem, ds, staged, out, rows, mods, scale, copy, cta)
 

@@ -25,12 +25,11 @@ class Memory(memory.Memory):
         )
         return cute.make_tensor(self.at("rows", cutlass.Float32), layout)
 
-    def to_peer(self, thread: Any) -> ToPeer:
-        """The copy of the rows of dS that the warp of `thread` has, of the queries for which the
-        peer forms dQ: to where the CTA's keys are in the peer's memory."""
-        stride, nbytes = self.spec.smem["ds"].stride, WARP * self.spec.half * 2
-        warp = cute.arch.make_warp_uniform(thread // WARP)
-        staged = [ds_stage(True, cta, 1 - cta) for cta in range(2)]
-        of = self.at("ds", cutlass.Uint8, staged[0] * stride) + warp * nbytes
-        first, second = ((cta - at) * stride for cta, at in enumerate(staged))
-        return ToPeer(of, (first, second), nbytes)
+    def to_peer(self, cta: Any, thread: Any) -> ToPeer:
+        """The copy of the rows of dS that the warp of `thread` has, of the half of the queries for
+        which the peer forms dQ."""
+        ds, nbytes = self.at("ds", cutlass.Uint8), WARP * self.spec.half * 2
+        warp = cute.arch.make_warp_uniform(thread // WARP) * nbytes
+        stage = self.spec.smem["ds"].stride
+        of = ds + (ds_stage(True, cta, 1 - cta) * stage + warp)
+        return ToPeer(of, ds + (cta * stage + warp), nbytes)
