@@ -1,9 +1,9 @@
-"""How far our forward pipelines stay behind their roofline: the constants of `fa4core.plan.target`.
+"""How far our forward pipelines stay behind their roofline: the constants of `fa4core.plan.costs`.
 
     python benchmarks/pipeline_costs.py [--targets sm100 sm103] [--seeds 6]
 
-Prints, for each target and head dim, a line for its `forward_cost`: the timing model's cycles of
-our causal kernel, 8192 tokens, as the call gets it. Needs nvdisasm and no GPU; half a minute for
+Prints, for each target and head dim, an entry of `fa4core/plan/costs.py`: the timing model's cycles
+of our causal kernel, 8192 tokens, as the call gets it. Needs nvdisasm and no GPU; half a minute for
 each line. Whoever changes the kernel runs it anew.
 """
 

@@ -207,8 +207,7 @@ class Plan:
     def _cost(self, backward: bool) -> makespan.Cost:
         if backward:
             return self.target.backward_cost[self.backward_tile.ctas]
-        assert self.target.forward_cost is not None
-        return self.target.forward_cost
+        return self.target.cost(max(self.problem.head_dim, self.problem.head_dim_v))
 
     def _mod_work(self, backward: bool) -> Work:
         score = self.variant.graph.score
@@ -232,6 +231,7 @@ class Plan:
             machines=rates.sms // ctas,
             flop=self.attended * per_score * (2.5 if backward else 1),
             bytes_moved=moved * passes,
+            deals=self.target.deals and not backward,
             combine_bytes=2 * queries * (p.head_dim_v + 1) * 4,
             kv_heads_in_section=makespan.kv_heads_in_section(
                 rates.l2_bytes, np.asarray(p.seqlens_k) * ((p.head_dim + p.head_dim_v) * size)

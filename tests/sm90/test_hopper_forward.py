@@ -101,11 +101,24 @@ def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", [Cut(2, 176), Cut(2, 80, stages=3), Cut(2, 128, turns=False), Cut(1, 64)], ids=str
+    "cut",
+    [Cut(2, 176), Cut(2, 80, stages=3), Cut(2, 128, turns=False), Cut(1, 64)],
+    ids=str,
 )
 def test_other_shapes_of_tiles(cut: Cut) -> None:
     shape = Shape((300, 0, 5, 140), (257, 40, 0, 128), 2, 1, 64, 64)
     execute("Variant(mask=mask.causal())", shape, SEQUSED, skeleton=shaped(cut), seed=3)
+
+
+@pytest.mark.parametrize("first", [96, 300])
+def test_several_runs_of_key_blocks(first: int) -> None:
+    """With a bias that makes the first blocks visited, which are the last, weigh most."""
+    variant = (
+        f"Variant(mask=mask.causal() & (mask.sliding_window({first}) | mask.sink_tokens(70)),"
+        " score=score.alibi(normal(1, 2, std=1.0)))"
+    )
+    cut = shaped(Cut(2, 64, stages=3, turns=False))
+    execute(variant, Shape((700, 0, 5), (700, 40, 0), 2, 1, 64, 64), VARLEN, skeleton=cut)
 
 
 @pytest.mark.skipif(GPU, reason="of the emulator")
