@@ -21,7 +21,8 @@ from fa4core.pipeline.check import ProtocolError
 from fa4core.pipeline.declare import Pipeline
 from fa4core.plan.target import SM100
 from fa4core.sm100.backward.protocol import check_backward
-from fa4core.sm100.backward.spec import MAX_HEAD_DIM, Spec
+from fa4core.sm100.backward.spec import Spec
+from fa4core.sm100.backward.tuning import NARROW
 from fa4core.testing import Shape
 
 SWEEP = pytest.mark.sweep
@@ -43,7 +44,7 @@ def pairs(variant: str) -> str:
 
 
 def test_every_pair_of_head_dims_has_a_pipeline_that_fits() -> None:
-    dims = range(8, MAX_HEAD_DIM + 1, 8)
+    dims = range(8, NARROW + 1, 8)
     for d, d_v, derivative in itertools.product(dims, dims, (False, True)):
         chosen = attrs.evolve(SPEC, head_dim=d, head_dim_v=d_v, derivative=derivative)
         assert chosen.smem_bytes <= SM100.smem_per_cta
@@ -85,6 +86,11 @@ def test_a_wrong_exchange_between_the_ctas_is_found(wrong: str, instead: str) ->
 
 
 # ----------------------------------------------------------------------------------- results
+
+
+def test_large_head_dims_are_refused_with_the_remedy() -> None:
+    with pytest.raises(NotImplementedError, match="up to 128, not 192; use ctas=1"):
+        execute("sm100", f"Variant({PAIR})", Shape((20,), (20,), 1, 1, 192, 128))
 
 
 @pytest.mark.parametrize(
