@@ -125,6 +125,14 @@ def test_pages_outside_docs_link_to_files_that_exist(page: Path) -> None:
         assert (ROOT / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """`tests/...` and the like, wildcards included."""
+    folders = "tests|fa4core|primitives|variants|benchmarks|examples|docs"
+    for path in re.findall(rf"`((?:{folders})/[\w/.*-]+)`", page.read_text()):
+        assert any(ROOT.glob(path.rstrip("/"))), f"{page.name} names {path}"
+
+
 @pytest.mark.parametrize("package", [mask, score], ids=["mask", "score"])
 def test_concept_pages_list_everything_ready_made(package: ModuleType) -> None:
     page = (ROOT / "docs" / "concepts" / f"{package.__name__.split('.')[-1]}.md").read_text()
