@@ -34,10 +34,13 @@ CAUSAL = mask.causal()
 ALIBI = Variant(score=score.alibi(torch.ones(4, requires_grad=True)))
 
 
-def compiled(variant: Variant, d: int, d_v: int = 0, launch: int = 0) -> tuple[Artifact, Counter]:
+def compiled(
+    variant: Variant, d: int, d_v: int = 0, launch: int = 0, ctas: int = 1
+) -> tuple[Artifact, Counter]:
     """A main kernel's artifact, and how often each opcode is in it."""
     rule = Rule.of(variant.program)
-    spec = Spec(rule.dump(), "bfloat16", d, d_v or d, derivative=not rule.is_identity)
+    derivative = not rule.is_identity
+    spec = Spec(rule.dump(), "bfloat16", d, d_v or d, derivative=derivative, ctas=ctas)
     operand, rows, sums, table = (
         TensorType(dtype, rank)
         for dtype, rank in (("bfloat16", 4), ("float32", 2), ("float32", 3), ("int32", 2))
@@ -79,6 +82,15 @@ def test_no_role_keeps_anything_on_the_stack(
     artifact, opcodes = compiled(variant, *dims, launch)
     (used,) = artifact.resources().values()
     assert (used.stack, used.local, opcodes["LDL"] + opcodes["STL"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("variant", [Variant(), Variant(mask=CAUSAL)], ids=["full", "causal"])
+def test_no_role_of_a_pair_keeps_anything_on_the_stack(variant: Variant) -> None:
+    artifact, opcodes = compiled(variant, 128, ctas=2)
+    (used,) = artifact.resources().values()
+    assert (used.stack, used.local, opcodes["LDL"] + opcodes["STL"]) == (0, 0, 0)
+    assert opcodes["BAR"] <= 2  # before the roles and behind them
+    assert opcodes["UTMAREDG"] == 2  # half of the 4 by which a CTA alone adds dQ of a block
 
 
 def test_arithmetic_is_packed_and_warps_meet_at_no_barrier() -> None:

@@ -33,6 +33,7 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
     rows, grads = ends.waits("rows_full"), ends.waits("grads_full")
     copied = ends.posts("ds_copied", optional=True)
     ds_free = ends.waits("ds_empty", optional=True)
+    written = ends.posts("ds_exchanged", optional=True)
     read, all_read = (end("staged_read", optional=True) for end in (ends.posts, ends.waits))
     place = ds_stage(work.pair, work.cta, half)
     source = plan.source(ends)
@@ -52,12 +53,15 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     p.arrive()
                     if const_expr(work.with_k):
                         dp.take()
-                        ds_free.take()
-                        work.differentiate(
-                            half, weights, scores, item, head, i, partial, stage, place
-                        )
+                        held = work.differentiate(
+                            half, weights, scores, item, head, i, partial, stage,
+                            None if const_expr(work.pair) else place,
+                        )  # fmt: skip
                         ds.arrive()
-                    if const_expr(work.pair):  # noqa: SIM102 (when compiling)
+                    if const_expr(work.pair):
+                        ds_free.take()  # dK need not wait for it
+                        work.share(place, held, item, half, i)
+                        written.arrive()
                         if half != work.cta:  # of the queries for which the peer forms dQ
                             barrier = copied.expect(work.copied_bytes, half)
                             work.send(half, work.cta, barrier=barrier)
@@ -149,19 +153,21 @@ class ComputeWork(Finish):
 
     @touches(
         lambda half, weights, scores, item, head, i, partial, stage, place: (
-            reads("dp", half), reads("rows", stage), writes("ds_t", half), writes("ds", place)
+            reads("dp", half), reads("rows", stage), writes("ds_t", half),
+            *(() if place is None else (writes("ds", place),)),
         )
     )  # fmt: skip
     def differentiate(
         self, half: Any, weights: cute.Tensor, scores: cute.Tensor, item: Any, head: Any, i: Any,
         partial: bool, stage: Any, place: Any,
-    ) -> None:  # fmt: skip
-        """dS out of dP and P; to tensor memory, over dP, and to shared memory."""
+    ) -> cute.Tensor:  # fmt: skip
+        """dS out of dP and P, rounded; to tensor memory, over dP, and to shared memory, unless it
+        is kept for that (no `place`)."""
+        rounded = cute.make_rmem_tensor(cute.make_layout(self.spec.half), self.dtype)
         key, query = self._indices(item, half, i)
         for first in self.firsts:
             grads = cute.make_rmem_tensor(cute.make_layout(self.width), cutlass.Float32)
-            place = tmem.columns(self.tmem["dp"](half) + first, self.width)
-            tmem.load(place, grads, self.thread)
+            tmem.load(tmem.columns(self.tmem["dp"](half) + first, self.width), grads, self.thread)
             cute.arch.fence_view_async_tmem_load()
             self._times_weights(half, first, grads, self._part(weights, first), stage)
             if self.spec.derivative:
@@ -169,8 +175,22 @@ class ComputeWork(Finish):
                     self._part(scores, first), grads, item, head, key, query + first,
                     partial, self.scale,
                 )  # fmt: skip
-            self._store_ds(half, first, grads, query >> 31)
+            part = self._part(rounded, first)
+            part.store(grads.load().to(self.dtype))
+            to = tmem.columns(self.tmem["ds_t"](half) + first // 2, self.width // 2)
+            tmem.store(cute.recast_tensor(part, cutlass.Float32), to, self.thread)
+            if place is not None:
+                self.ds.write(part, first=first // 8, zero=query >> 31)
         cute.arch.fence_view_async_tmem_store()
+        if place is not None:
+            cute.arch.fence_proxy("async.shared", space="cta")
+        return rounded
+
+    @touches(lambda place, grads, item, half, i: (writes("ds", place),))
+    def share(self, place: Any, grads: cute.Tensor, item: Any, half: Any, i: Any) -> None:
+        """dS that was kept, to shared memory."""
+        _, query = self._indices(item, half, i)
+        self.ds.write(grads, zero=query >> 31)
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @touches(
@@ -180,7 +200,7 @@ class ComputeWork(Finish):
         unit="tma",
     )  # fmt: skip
     def send(self, half: Any, cta: Any, barrier: Any) -> None:
-        """The warp's rows of dS to the peer, begun; `differentiate` has shown them to TMA."""
+        """The warp's rows of dS to the peer, begun; `share` has shown them to TMA."""
         with cute.arch.elect_one():
             self.copy.start(barrier)
 
@@ -195,13 +215,6 @@ class ComputeWork(Finish):
                 pair = cute.arch.sub_packed_f32x2(pair, less)
                 weight = _two(weights, at + n)
                 grads[at + n], grads[at + n + 1] = cute.arch.mul_packed_f32x2(pair, weight)
-
-    def _store_ds(self, half: Any, first: int, grads: cute.Tensor, zero: Any) -> None:
-        rounded = cute.make_rmem_tensor(grads.layout, self.dtype)
-        rounded.store(grads.load().to(self.dtype))
-        place = tmem.columns(self.tmem["ds_t"](half) + first // 2, self.width // 2)
-        tmem.store(cute.recast_tensor(rounded, cutlass.Float32), place, self.thread)
-        self.ds.write(rounded, first=first // 8, zero=zero)
 
     def _part(self, values: cute.Tensor, first: int) -> cute.Tensor:
         return cute.make_tensor(values.iterator + first, cute.make_layout(self.width))

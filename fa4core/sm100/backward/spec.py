@@ -168,7 +168,8 @@ class Spec(Tiles):
             Signal("do_columns_empty", (("mma", commit),), "load", passed=True),
             # a tile for each half of the queries: it arrives in the CTA that has this half of dQ
             Signal("ds_copied", (("compute", How.COPY),), "relay", copies=HALVES),
-            Signal("ds_exchanged", (("relay", warps),), "mma"),
+            # dS of both tiles of keys is in shared memory: written, and copied
+            Signal("ds_exchanged", (("compute", warps), ("relay", warps)), "mma"),
             Signal("ds_empty", (("mma", commit),), "compute", passed=True),
             *((Signal("s_read", (("compute", warps),), "mma"),) if between else ()),
         )
