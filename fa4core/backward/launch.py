@@ -16,9 +16,11 @@ from fa4core.backward.rows import Rows
 from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec, RowSpec
 from fa4core.backward.tables import tables
+from fa4core.backward.work import Item
 from fa4core.compile.kernel import Kernel, TensorType, type_of
 from fa4core.forward.arguments import captured, compiled_for_either
 from fa4core.places import Place
+from fa4core.plan.makespan import evened
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
 from fa4core.reference.tiled import Call
@@ -27,6 +29,8 @@ from primitives.expr import Capture
 from primitives.schedule import Schedule, Source
 
 Tensor = torch.Tensor
+#: Query blocks that a work tile costs besides its own, roughly.
+TILE = 1
 
 
 @attrs.frozen
@@ -117,6 +121,8 @@ def launches(
         return None
     persistent = schedule_of(call).source == "persistent"
     clusters = min(max(1, place.sms // spec.ctas), len(items)) if persistent else len(items)
+    if not deterministic:  # whose order is that of turns
+        items = _evened(items, clusters)
     constants = captured(rule.captures)
     return Launches(
         spec,
@@ -128,6 +134,12 @@ def launches(
         clusters * spec.ctas,
         rule.receivers,
     )
+
+
+def _evened(items: Tensor, clusters: int) -> Tensor:
+    """Items in an order that gives each of the clusters, which take every n-th, as much to do."""
+    blocks = items[:, [f.name for f in attrs.fields(Item)].index("blocks")]
+    return items[torch.from_numpy(evened(blocks.numpy() + TILE, clusters))].contiguous()
 
 
 def _tile_map(call: Call, spec: BackwardSpec) -> Any:
