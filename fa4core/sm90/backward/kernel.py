@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import cute
+from cutlass import const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from fa4core.backward.mods import GradMods
@@ -119,10 +119,11 @@ def backward_kernel(
         )
         of_rows = {name: (bulk, rows[name], s_rows[name]) for name in rows}
         load(LoadWork(spec, tiles_in, of_rows), plan, Ends(pipeline, "load", barriers))
-    if in_role(pipeline, "reduce", warp):
-        cute.arch.setmaxregister_decrease(registers["reduce"])
-        work = ReduceWork(spec, grad_q, s_grad_q, turns)
-        reduce(work, plan, Ends(pipeline, "reduce", barriers))
+    if const_expr(spec.staged):  # noqa: SIM102
+        if in_role(pipeline, "reduce", warp):
+            cute.arch.setmaxregister_decrease(registers["reduce"])
+            work = ReduceWork(spec, grad_q, s_grad_q, turns)
+            reduce(work, plan, Ends(pipeline, "reduce", barriers))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
     if in_role(pipeline, "consumer", warp):
@@ -136,7 +137,7 @@ def backward_kernel(
             for name, layout in (("k", layouts.grad_k), ("v", layouts.grad_v))
         }
         operands = Operands(spec, products, t, s_k, s_v, s_q, s_out, s_grad_s, s_p)
-        tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, results)
+        tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, grad_q, results)
         consumer_work = ConsumerWork(spec, products, operands, tiles, t, member, mods, scale)
         consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
 
