@@ -40,7 +40,10 @@ def _stretch(function: Callable[[], object], calls: int) -> tuple[torch.cuda.Eve
 def interleaved(
     functions: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
 ) -> dict[str, Time]:
-    """Time of each function; in each round, each runs for a few milliseconds."""
+    """Time of each function; in each round, each runs for a few milliseconds.
+
+    Rounds begin with another one in turn: the clock is lower behind whatever needed much power.
+    """
     calls = {}
     for name, function in functions.items():
         for _ in range(2):
@@ -50,8 +53,11 @@ def interleaved(
         calls[name] = max(1, round(LEAST_MS / max(begin.elapsed_time(end) / 3, 1e-3)))
     seen: dict[str, list[float]] = {name: [] for name in functions}
     clocks: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        events = {name: _stretch(f, calls[name]) for name, f in functions.items()}
+    names = list(functions)
+    for round_ in range(rounds):
+        first = round_ % len(names)
+        order = names[first:] + names[:first]
+        events = {name: _stretch(functions[name], calls[name]) for name in order}
         torch.cuda.synchronize()
         for name, (begin, end, spun) in events.items():
             seen[name].append(begin.elapsed_time(end) / calls[name])

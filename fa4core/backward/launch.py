@@ -44,11 +44,11 @@ class Skeleton:
 
 @attrs.frozen(eq=False)
 class Launches:
-    """The three kernels of a call and their arguments that don't change.
+    """The kernels of a call and their arguments that don't change.
 
     Attributes:
         spec: Of the main kernel.
-        kernels: Before, main, after.
+        kernels: Before, main (one for each of `BackwardSpec.launches`), after.
         table: `Rows.table`.
         heads: Query heads.
         rows: Padded rows of each.
@@ -58,7 +58,7 @@ class Launches:
     """
 
     spec: BackwardSpec
-    kernels: tuple[Kernel, Kernel, Kernel]
+    kernels: tuple[Kernel, ...]
     table: Tensor
     heads: int
     rows: int
@@ -151,7 +151,7 @@ def _kernels(
     rule: Rule,
     constants: tuple[Tensor, ...],
     grad_lse: bool,
-) -> tuple[Kernel, Kernel, Kernel]:
+) -> tuple[Kernel, ...]:
     problem = call.problem
     of_q, of_k = (4 if starts is None else 3 for starts in (problem.starts_q, problem.starts_k))
     q, k = (TensorType(spec.dtype, rank) for rank in (of_q, of_k))
@@ -172,6 +172,6 @@ def _kernels(
     where = place.target, place.emulated
     return (
         Kernel("fa4core.backward.pre:prepare_rows", before, of_out, *where),
-        Kernel(skeleton.function, main, spec, *where),
+        *(Kernel(skeleton.function, main, launched, *where) for launched in spec.launches),
         Kernel("fa4core.backward.post:finish_rows", after, of_queries, *where),
     )

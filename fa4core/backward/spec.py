@@ -37,6 +37,12 @@ class BackwardSpec(KernelSpec):
         return self.tiles * self.ctas
 
     @property
+    def launches(self) -> tuple[BackwardSpec, ...]:
+        """What the main kernel is compiled and launched for, one after the other, on the same
+        tables: each computes some of the gradients."""
+        return (self,)
+
+    @property
     def queries(self) -> int:
         """Queries of a tile."""
         raise NotImplementedError

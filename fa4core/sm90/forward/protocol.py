@@ -22,7 +22,11 @@ def programs(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Role] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    known = {"tiles": tuple(range(spec.tiles)), "staged": not spec.split}
+    known = {
+        "tiles": tuple(range(spec.tiles)),
+        "staged": not spec.split,
+        "backwards": spec.shape.backwards,
+    }
     return protocol.programs(ROLES, spec, blocks, known, change)
 
 

@@ -76,7 +76,8 @@ class Rows:
     def _raise(self, half: int, peak: Any) -> Any:
         highest = over_quad(maximum(self.highest[half], peak), maximum)
         growth = (highest - self.applied[half]) * self.factor
-        grown = growth > self.spec.threshold  # false for -inf - -inf and NaN
+        # By less than the threshold, too: else its sum would bring the row here in every block.
+        grown = growth > 0.0  # false for -inf - -inf and NaN
         applied = select(grown, highest, self.applied[half], "float")
         shrink = cute.math.exp2(select(grown, -growth, 0.0, "float"), fastmath=True)
         self.highest[half], self.applied[half] = highest, applied
