@@ -35,6 +35,8 @@ class Spec(BackwardSpec):
     shape: Shape
     target: str = attrs.field(default="sm90", kw_only=True)
 
+    listed = True
+
     def __attrs_post_init__(self) -> None:
         least = self.queries if self.shape.shared else 16
         if not least <= self.shape.early <= self.queries:
