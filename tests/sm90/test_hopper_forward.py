@@ -108,7 +108,7 @@ def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
         [
             Cut(2, 176),
             Cut(2, 80, stages=3),
-            Cut(1, 64, backwards=True),
+            Cut(1, 64),
             Cut(2, 128, turns=False),
         ],
     ),
@@ -120,13 +120,13 @@ def test_other_shapes_of_tiles(cut: Cut) -> None:
 
 
 @pytest.mark.parametrize("first", [96, 300])
-def test_the_last_keys_first(first: int) -> None:
-    """Several runs of key blocks, visited from the end."""
+def test_several_runs_of_key_blocks(first: int) -> None:
+    """With a bias that makes the first blocks visited, which are the last, weigh most."""
     variant = (
         f"Variant(mask=mask.causal() & (mask.sliding_window({first}) | mask.sink_tokens(70)),"
         " score=score.alibi(normal(1, 2, std=1.0)))"
     )
-    cut = shaped(Cut(2, 64, stages=3, turns=False, backwards=True))
+    cut = shaped(Cut(2, 64, stages=3, turns=False))
     execute(variant, Shape((700, 0, 5), (700, 40, 0), 2, 1, 64, 64), VARLEN, skeleton=cut)
 
 
