@@ -60,7 +60,7 @@ def table(names: str, *axes: Iterable, every: int):
     return pytest.mark.parametrize(f"{names}, target", cases)
 
 
-@table("name, shape", VARIANTS, SHAPES, every=5)
+@table("name, shape", VARIANTS, SHAPES, every=7)
 def test_variants(target: str, name: str, shape: str) -> None:
     execute(target, f"Variant({VARIANTS[name]})", *SHAPES[shape])
 
@@ -83,7 +83,7 @@ def test_variants(target: str, name: str, shape: str) -> None:
         (256, 200),
     ],
     ["bfloat16", "float16"],
-    every=7,
+    every=11,
 )
 def test_head_dims(target: str, dims: tuple[int, int], dtype: str) -> None:
     shape = Shape((150,), (200,), 1, 1, *dims)
@@ -118,7 +118,7 @@ def test_calls_without_queries_or_without_keys(target: str, shape) -> None:
     execute(target, "Variant()", Shape(*shape, 2, 1), VARLEN)
 
 
-@table("strides", ["heads_first", "sliced", "misaligned", "expanded"], every=3)
+@table("strides", ["heads_first", "sliced", "misaligned", "expanded"], every=5)
 def test_strides(target: str, strides: str) -> None:
     execute(target, "Variant(mask=mask.causal())", Shape((70, 70), (90, 90), 4, 2), strides=strides)
 
@@ -128,7 +128,7 @@ def test_strides(target: str, strides: str) -> None:
     ["in_order", "shortest_first", "batch_sorted"],
     ["persistent", "one_tile"],
     [1, 3],
-    every=5,
+    every=11,
 )
 def test_schedules(target: str, source: str, order: str, num_sms: int) -> None:
     given = f"schedule=schedule.Schedule(source={source!r}, order={order!r})"

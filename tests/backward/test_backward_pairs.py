@@ -31,7 +31,7 @@ SPEC = Spec("", "bfloat16", 128, 128, ctas=2)
 LISTS = ((3, 0, 2), (1, 1, 4))
 AT_LEADER = {
     f"{name}_full" for name in ("k", "k_columns", "v", "q", "q_columns", "do", "do_columns")
-} | {"p_ready", "ds_ready", "dq_empty", "ds_exchanged"}
+} | {"s_read", "p_ready", "ds_ready", "dq_empty", "ds_exchanged"}
 
 
 def pairs(variant: str) -> str:
@@ -54,8 +54,9 @@ def test_every_pair_of_head_dims_has_a_pipeline_that_fits() -> None:
 def test_arrivals_of_the_peer_are_counted_where_they_go() -> None:
     alone = attrs.evolve(SPEC, ctas=1).pipeline
     counts = {signal.name: alone.count(signal) for signal in alone.signals}
+    counts |= {"ds_copied": 4, "s_read": counts["p_ready"]}
     for signal in SPEC.pipeline.signals:
-        one = counts.get(signal.name, 4 if signal.name == "ds_copied" else 1)
+        one = counts.get(signal.name, 1)
         factor = 2 if signal.name in AT_LEADER else 1
         assert SPEC.pipeline.count(signal) == factor * one, signal.name
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from sampled import one_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -54,19 +55,22 @@ def compiled(variant: Variant, d: int, d_v: int = 0, launch: int = 0) -> tuple[A
 
 @pytest.mark.parametrize(
     ("variant", "dims", "launch"),
-    [
-        (Variant(), (128, 128), 0),
-        (Variant(mask=CAUSAL), (128, 128), 0),
-        (Variant(mask=CAUSAL), (64, 64), 0),
-        (ALIBI, (128, 128), 0),
-        (Variant(mask=CAUSAL), (192, 128), 0),
-        (ALIBI, (192, 128), 0),
-        (Variant(mask=CAUSAL), (256, 256), 0),
-        (Variant(mask=CAUSAL), (256, 256), 1),
-    ],
+    one_of(
+        2,
+        [
+            (Variant(mask=CAUSAL), (128, 128), 0),
+            (Variant(), (128, 128), 0),
+            (ALIBI, (128, 128), 0),
+            (Variant(mask=CAUSAL), (64, 64), 0),
+            (ALIBI, (192, 128), 0),
+            (Variant(mask=CAUSAL), (192, 128), 0),
+            (Variant(mask=CAUSAL), (256, 256), 1),
+            (Variant(mask=CAUSAL), (256, 256), 0),
+        ],
+    ),
     ids=[
-        "full", "causal", "d64", "ALiBi with a gradient", "d192", "d192, ALiBi with a gradient",
-        "d256, dV", "d256, dK",
+        "causal", "full", "ALiBi with a gradient", "d64", "d192, ALiBi with a gradient", "d192",
+        "d256, dK", "d256, dV",
     ],
 )  # fmt: skip
 def test_no_role_keeps_anything_on_the_stack(

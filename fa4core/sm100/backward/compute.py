@@ -28,6 +28,7 @@ LOG2E = math.log2(math.e)
 def compute(work: Any, plan: Any, ends: Ends, half: Any):
     """Block by block: S -> P, dP -> dS; then dK and dV of the work tile."""
     s, p = ends.waits("s_full"), ends.posts("p_ready")
+    s_read = ends.posts("s_read", optional=True)
     dp, ds = ends.waits("dp_full", optional=True), ends.posts("ds_ready", optional=True)
     rows, grads = ends.waits("rows_full"), ends.waits("grads_full")
     copied = ends.posts("ds_copied", optional=True)
@@ -46,6 +47,7 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     stage = rows.take()
                     s.take()
                     scores = work.load_scores(half)
+                    s_read.arrive()
                     weights = work.weigh(half, scores, item, head, i, partial, stage)
                     p.arrive()
                     if const_expr(work.with_k):

@@ -28,6 +28,7 @@ def mma(work: Any, plan: Any, ends: Ends):
     s_of_q, dk_of_q = _last_readers(work, ends, "q")
     dp_of_do, dv_of_do = _last_readers(work, ends, "do")
     s, p = ends.posts("s_full"), ends.waits("p_ready")
+    s_read = ends.waits("s_read", optional=True)
     dp, ds = ends.posts("dp_full", optional=True), ends.waits("ds_ready", optional=True)
     exchanged = ends.waits("ds_exchanged", optional=True)
     ds_free = ends.posts("ds_empty", optional=True)
@@ -80,7 +81,7 @@ def mma(work: Any, plan: Any, ends: Ends):
                     work.grad_p()
                     dp.arrive()
                     dp_of_do.arrive()
-                p.take()
+                s_read.take()
                 if const_expr(work.pair):
                     if i > 0:
                         exchanged.take()
@@ -91,6 +92,7 @@ def mma(work: Any, plan: Any, ends: Ends):
                         ds_free.arrive()
                     else:
                         k_columns.take()
+                p.take()
                 do_columns.take()
                 if const_expr(work.with_v):
                     work.grad_v(i > 0)

@@ -22,8 +22,8 @@ is the sum over both tiles of keys: each CTA forms it for half of a block's quer
 much is added in global memory. It needs dS of all 256 keys for that, and gets the other tile's from
 its peer, which copies it over; K is loaded both ways, too. dP of the next block is issued before
 dQ of this one, so that the tensor core works while dS is under way. dQ lies where S was: between
-the halves of P, which then are at the ends; S of the block after the next one must wait until the
-reduce role has read it.
+the halves of P, which then are at the ends: dQ waits until the compute role has read S, and S of
+the block after the next one until the reduce role has read dQ.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ class Spec(Tiles):
     @property
     def _signals_of_pairs(self) -> tuple[Signal, ...]:
         tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
+        between = self.dq_inside == "scores"  # dQ need not wait for P then, but for who reads S
         return (
             Signal("k_columns_full", (("load", tma),), "mma"),
             Signal("k_columns_empty", (("mma", commit),), "load", passed=True),
@@ -169,6 +170,7 @@ class Spec(Tiles):
             Signal("ds_copied", (("compute", How.COPY),), "relay", copies=HALVES),
             Signal("ds_exchanged", (("relay", warps),), "mma"),
             Signal("ds_empty", (("mma", commit),), "compute", passed=True),
+            *((Signal("s_read", (("compute", warps),), "mma"),) if between else ()),
         )
 
     def _shared(self, stages: Stages) -> tuple[Region, ...]:

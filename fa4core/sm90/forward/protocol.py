@@ -22,11 +22,7 @@ def programs(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Role] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    known = {
-        "tiles": tuple(range(spec.tiles)),
-        "staged": not spec.split,
-        "backwards": spec.shape.backwards,
-    }
+    known = {"tiles": tuple(range(spec.tiles)), "staged": not spec.split}
     return protocol.programs(ROLES, spec, blocks, known, change)
 
 

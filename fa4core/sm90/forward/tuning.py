@@ -57,7 +57,6 @@ class Shape:
         stages: Blocks of K, and of V, in shared memory.
         consumer, producer: Registers of a thread.
         turns: Whether the consumers take turns at issuing products.
-        backwards: Whether the last keys come first.
     """
 
     groups: int
@@ -66,7 +65,6 @@ class Shape:
     consumer: int = 240
     producer: int = 24
     turns: bool = True
-    backwards: bool = False
 
 
 _THREE = Shape(3, 96, consumer=160, producer=32, turns=False)
