@@ -59,7 +59,7 @@ def predict(make, cell: Cell, ctas: int, seeds: int) -> Modelled:
 def section(seeds: int) -> None:
     """Print it."""
     print(TEXT)
-    found = {}
+    found: dict[str, Modelled] = {}
     for (mask, ctas), published in PUBLISHED.items():
         cell = Cell(mask, 128, 8192)
         peer, ours = (predict(m, cell, ctas, seeds) for m in (backward.fa4, backward.ours))
