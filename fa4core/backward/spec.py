@@ -24,6 +24,7 @@ class BackwardSpec(KernelSpec):
     ctas: int = attrs.field(default=1, kw_only=True)
 
     title = "backward"
+    listed = False  # whether the kernel goes by lists of work tiles, one for each CTA
     dynamic = False  # whether work tiles come from a queue
 
     @property
