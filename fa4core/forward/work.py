@@ -135,6 +135,11 @@ class Plan(Fixed):
     def _row(self, table: Any, index: Any, of: type) -> Any:
         return of(*(self.uniform(table[index, i]) for i in range(len(attrs.fields(of)))))
 
+    @staticmethod
+    def last_first(first: Any, end: Any, i: Any) -> Any:
+        """Number `i` of `first`, ..., `end - 1`, backwards."""
+        return first + (end - 1 - i)
+
     def kind(self, run: Run, t: Any) -> Any:
         """Kind of the run for the CTA's query tile `t`."""
         return (run.kinds >> (2 * (self.share.cta * self.share.tiles + t))) & 3
