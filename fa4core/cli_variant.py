@@ -11,6 +11,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import pkgutil
 import sys
 import types
@@ -36,6 +37,9 @@ _OPTIONS = (
     click.option("--seqlen-q", type=click.IntRange(0), help="Queries, if not as many as keys."),
     click.option("--seqlen-k", type=click.IntRange(0), help="Keys, if not as many as queries."),
     click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
+    click.option(
+        "--lengths", help="Packed sequences of these lengths, e.g. 8192,256,256, and no batch."
+    ),
     click.option("--heads", type=click.IntRange(1), default=16, show_default=True),
     click.option("--kv-heads", type=click.IntRange(1), help="As many as heads if left out."),
     click.option(
@@ -60,6 +64,7 @@ def requested(
     seqlen_q: int | None,
     seqlen_k: int | None,
     batch: int,
+    lengths: str | None,
     heads: int,
     kv_heads: int | None,
     head_dim: int | None,
@@ -81,6 +86,9 @@ def requested(
     own_dims: dict[str, int] = vars(module)
     d = head_dim or own_dims.get("HEAD_DIM", 128)
     d_v = head_dim_v or head_dim or own_dims.get("HEAD_DIM_V", d)
+    packed = None if lengths is None else _lengths(lengths)
+    if packed is not None:
+        batch, seqlen, seqlen_q, seqlen_k = len(packed), max(packed), None, None
     seqlen_q, seqlen_k = (seqlen if n is None else n for n in (seqlen_q, seqlen_k))
     sizes = {"seqlen": seqlen, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "batch": batch}
     known = {**sizes, "heads": heads, "kv_heads": kv_heads or heads, "head_dim": d}
@@ -97,11 +105,35 @@ def requested(
         heads_kv=kv_heads or heads,
         head_dim=d,
         head_dim_v=d_v,
-        seqlens_q=(seqlen_q,) * batch,
-        seqlens_k=(seqlen_k,) * batch,
+        seqlens_q=packed or (seqlen_q,) * batch,
+        seqlens_k=packed or (seqlen_k,) * batch,
+        starts_q=_starts(packed),
+        starts_k=_starts(packed),
         dtype=getattr(torch, dtype),
     )
     return made, problem
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Of packed sequences."""
+    try:
+        found = tuple(int(n) for n in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 0:
+        raise click.BadParameter(
+            f"{text!r}; numbers of at least 0 with commas between them are accepted, e.g. "
+            "8192,256,256",
+            param_hint="--lengths",
+        )
+    return found
+
+
+def _starts(lengths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Where each of some packed sequences starts."""
+    if lengths is None:
+        return None
+    return tuple(itertools.accumulate(lengths, initial=0))[:-1]
 
 
 def _checked_variant(name: str, made: object) -> Variant:

@@ -68,7 +68,7 @@ class _View:
 
     def score(self, q: np.ndarray, k: np.ndarray, score: float = 0.0) -> np.ndarray:
         """The score mod applied to one score everywhere: (len(q), len(k))."""
-        variables = self._variables(q, k) | {"score": torch.tensor(score)}
+        variables = self._variables(q, k) | {"score": torch.tensor(float(score))}
         (value,) = on_host([self.variant.graph.score], variables)
         return value.expand(len(q), len(k)).numpy()
 
@@ -345,8 +345,7 @@ def _draw_score(
         np.unique(np.linspace(0, n - 1, min(n, SAMPLES)).astype(np.int64))
         for n in (view.length_q, view.length_k)
     )
-    value = np.where(view.mask(q, k), view.score(q, k), np.nan)
-    value = np.where(np.isfinite(value), value, np.nan)
+    score, value = _telling(view, q, k)
     low, high = (np.nanmin(value), np.nanmax(value)) if not np.isnan(value).all() else (0, 1)
     diverging = low < 0 < high
     limit = max(-low, high)
@@ -364,7 +363,21 @@ def _draw_score(
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=FAINT, length=3)
     where = f", head {view.h}" if "h" in view.variant.graph.score.free else ""
-    _finish(axes, f"score mod applied to a score of 0{where}")
+    _finish(axes, f"score mod applied to a score of {score}{where}")
+
+
+def _telling(view: _View, q: np.ndarray, k: np.ndarray) -> tuple[int, np.ndarray]:
+    """A score at which the score mod differs from place to place, and what it makes of it.
+
+    That is 0, unless the mod does the same to it everywhere, as a factor does: then 1.
+    """
+    mask = view.mask(q, k)
+    for score in (0, 1):
+        value = np.where(mask, view.score(q, k, score), np.nan)
+        value = np.where(np.isfinite(value), value, np.nan)
+        if np.unique(value[~np.isnan(value)]).size > 1:
+            return score, value
+    return score, value
 
 
 def _draw_curve(axes: Axes, view: _View) -> None:

@@ -74,6 +74,14 @@ def test_the_heat_map_is_the_mod_where_the_mask_allows():
     assert titles(figure)[2] == "score mod applied to a score of 0, head 2"
 
 
+def test_a_factor_is_drawn_on_a_score_that_shows_it():
+    factor = score.define(lambda s, b, h, q_idx, kv_idx: s * (1 + kv_idx))
+    figure = draw.variant(Variant(score=factor), seqlen=50)
+    shown = np.asarray(figure.axes[2].images[0].get_array())
+    np.testing.assert_allclose(shown[7], np.arange(1, 51))
+    assert titles(figure)[2] == "score mod applied to a score of 1"
+
+
 def test_a_mod_of_the_score_alone_is_a_curve():
     figure = draw.variant(Variant(score=softcap), seqlen=64)
     unchanged, mod = figure.axes[2].lines[:2]

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from fa4core.plan import findings, makespan
-from fa4core.plan.findings import EmptyRows, OrderMatters, OutOfRange
+from fa4core.plan.findings import EmptyRows, Flattened, OutOfRange
 from fa4core.plan.makespan import Estimate
 from fa4core.plan.paths import Choice, gradients_of, paths_of
 from fa4core.plan.plan import Plan
@@ -47,7 +47,7 @@ class Explanation:
         tiles: Pairs of (query tile, key tile) by kind: EMPTY, PARTIAL, FULL.
         empty_rows: Rows with nothing to attend to.
         out_of_range: Captured tensors that may be indexed outside.
-        order_matters: Neighbouring score mods that do not commute.
+        flattened: Score mods that level out what the ones before them do.
         copies: Why an input has to be copied before a kernel can read it, by name.
         arguments: What the kernel takes at run time: (name, what).
         roofline: (pass, kind of block, cycles of each unit); empty without a cost model.
@@ -63,7 +63,7 @@ class Explanation:
     tiles: dict[int, int]
     empty_rows: EmptyRows
     out_of_range: tuple[OutOfRange, ...]
-    order_matters: tuple[OrderMatters, ...]
+    flattened: tuple[Flattened, ...]
     copies: dict[str, str]
     arguments: tuple[tuple[str, str], ...]
     roofline: tuple[tuple[str, str, Terms], ...]
@@ -187,7 +187,7 @@ def _collect(
     unsafe = {o.where for o in outside}
     budget = 0 if "mask" in unsafe else findings.BUDGET
     rows = findings.empty_rows(variant.graph.mask, plan.tiles, budget)
-    order = [] if "score mod" in unsafe else findings.order_matters(variant.score, problem)
+    flattened = [] if unsafe else findings.flattened(variant, problem)
     modelled = plan.target.rates is not None
     explanation = Explanation(
         plan=plan,
@@ -197,7 +197,7 @@ def _collect(
         tiles=plan.tiles.counts(),
         empty_rows=rows,
         out_of_range=outside,
-        order_matters=tuple(order),
+        flattened=tuple(flattened),
         copies=findings.copies(tensors),
         arguments=_arguments(variant, tensors, layout),
         roofline=_roofline(plan) if modelled else (),
@@ -265,7 +265,7 @@ def _warnings(explanation: Explanation, tensors: dict[str, torch.Tensor]) -> tup
     trivial = variant.graph.mask.is_const or max(explanation.problem.seqlens_q, default=0) == 1
     if total and explanation.tiles[FULL] == total and not trivial:
         found.append("The mask attends to everything here: at these sizes it has no effect.")
-    found += [f"The order matters: {o}." for o in explanation.order_matters]
+    found += [f"{f}." for f in explanation.flattened]
     if findings.masks_through_scores(variant.graph.score):
         found.append(
             "The score mod can return -inf, which masks without skipping tiles; "

@@ -1,6 +1,6 @@
 """What a user should know about a variant on a problem before running it.
 
-Rows with nothing to attend to, score mods whose order matters, captured tensors that may be
+Rows with nothing to attend to, score mods that level out others, captured tensors that may be
 indexed outside, inputs that are copied. `explain` reports them. Evaluates graphs with torch, in
 bounded chunks; never O(S^2) memory or time.
 """
@@ -22,7 +22,6 @@ from fa4core.plan.strides import copy_reason
 from fa4core.plan.tiles import FULL, TileMap
 from fa4core.variant import Variant
 from primitives.expr import Capture, Node, captures, walk
-from primitives.score import ScoreMod
 
 #: Elements of a mask that may be evaluated to find rows with nothing to attend to: about half a
 #: second; and how many at a time.
@@ -57,25 +56,25 @@ class EmptyRows:
 
 
 @attrs.frozen
-class OrderMatters:
-    """Two neighbours in a chain of score mods that do not commute.
+class Flattened:
+    """A score mod in a chain that levels out what the one before it does, as a cap does.
 
     Attributes:
         first: Name of the one applied first.
         second: Name of the one applied second.
-        difference: Largest difference between the two orders at the probed scores.
-        score: The score before both at which it was found.
+        share: Of the probed pairs that are attended to, those where nine tenths of what `first`
+            changes are lost.
     """
 
     first: str
     second: str
-    difference: float
-    score: float
+    share: float
 
     def __str__(self) -> str:
         return (
-            f"{self.first} >> {self.second} is not {self.second} >> {self.first}: they differ by "
-            f"{self.difference:.3g} at a score of {self.score:.3g}"
+            f"{self.second} levels out what {self.first} does: at {self.share:.0%} of the probed "
+            f"pairs nine tenths of it are lost; if that isn't meant, write {self.second} >> "
+            f"{self.first}"
         )
 
 
@@ -219,29 +218,39 @@ def point(b: int, h: int, length_q: int, length_k: int) -> dict[str, torch.Tenso
 # ------------------------------------------------------------------------------- score mods
 
 
-def order_matters(score: ScoreMod, problem: Problem, probes: int = 1024) -> list[OrderMatters]:
-    """Neighbours in a chain of score mods that give another result the other way round.
+def flattened(variant: Variant, problem: Problem, probes: int = 1024) -> list[Flattened]:
+    """Neighbours in a chain of score mods of which the second levels out the first.
 
-    Decided by evaluating both orders at random scores (standard deviation 10) and positions, in
-    float64; mods that differ nowhere there are taken to commute.
+    Decided by evaluating them at random scores (standard deviation 10) and positions that are
+    attended to, in float64: there the second changes with its score by less than a tenth of what
+    it would without the first. That every order of two mods is another function is no finding:
+    `>>` says the order.
     """
-    if len(score.parts) < 2 or not any(problem.seqlens_q) or not any(problem.seqlens_k):
+    parts = variant.score.parts
+    if len(parts) < 2 or not any(problem.seqlens_q) or not any(problem.seqlens_k):
         return []
     variables = _probes(problem, probes)
-    found: list[OrderMatters] = []
-    for a, b in itertools.pairwise(score.parts):
-        given, swapped = (a >> b).expr, (b >> a).expr
-        if given is swapped:
-            continue
-        values = on_host([given, swapped], variables, torch.float64)
-        x, y = (value.expand(probes) for value in values)
-        difference = torch.where(x == y, 0.0, (x - y).abs()).nan_to_num(nan=0.0, posinf=math.inf)
-        scale = torch.maximum(x.abs(), y.abs()).nan_to_num(nan=0.0, posinf=0.0).max()
-        at = int(difference.argmax())
-        if float(difference[at]) > 1e-9 * max(1.0, float(scale)):
-            before = float(variables["score"][at])
-            found.append(OrderMatters(a.name, b.name, float(difference[at]), before))
+    (live,) = on_host([variant.graph.mask], variables)
+    found: list[Flattened] = []
+    for a, b in itertools.pairwise(parts):
+        (moved,) = on_host([a.expr], variables, torch.float64)
+        before, after = (
+            _slope(b.expr, variables | {"score": score}) for score in (variables["score"], moved)
+        )
+        lost = (live & (after < 0.1 * before)).expand(probes)
+        share = float(lost.sum()) / max(1, int(live.expand(probes).sum()))
+        if share > 0.25:
+            found.append(Flattened(a.name, b.name, share))
     return found
+
+
+def _slope(score: Node, variables: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """How much a score mod changes with its score."""
+    low, high = (
+        on_host([score], {**variables, "score": variables["score"] + step}, torch.float64)[0]
+        for step in (-0.5, 0.5)
+    )
+    return (high - low).abs()
 
 
 def _probes(problem: Problem, count: int) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """How long a schedule takes: list scheduling of work tiles over the SMs, simulated.
 
 Every figure from here is modelled, not measured: a work tile costs its blocks' bound (roofline)
-divided by the pipeline's efficiency, plus a fixed part (target.py says where both come from), and
+divided by the pipeline's efficiency, plus a fixed part (costs.py says where both come from), and
 tiles run on SMs one after another. What the model leaves out: the L2 cache (so `l2_sections`
 changes the order here, not the cost of a tile), contention, and the clock under power limits.
 Reading inputs and writing outputs once through global memory is a lower limit on the time.
@@ -20,7 +20,8 @@ from typing import get_args
 import attrs
 import numpy as np
 
-from fa4core.plan.target import Cost, Rates
+from fa4core.plan.costs import Cost
+from fa4core.plan.target import Rates
 from primitives.schedule import Order, Schedule, Source
 
 
@@ -75,6 +76,7 @@ class Workload:
         combine_bytes: Partial results written and read again, for each split of the keys.
         kv_heads_in_section: KV heads whose keys and values fit the L2 cache together, or an array
             with a number for each sequence.
+        deals: Whether static lists are dealt by time, see `loads`.
     """
 
     rates: Rates
@@ -84,6 +86,7 @@ class Workload:
     bytes_moved: float
     combine_bytes: float = 0.0
     kv_heads_in_section: int | np.ndarray = 1
+    deals: bool = False
 
 
 @attrs.frozen
@@ -155,13 +158,13 @@ def by_longest_tile(tiles: WorkTiles) -> np.ndarray:
     return rank
 
 
-def loads(durations: np.ndarray, machines: int, source: Source) -> np.ndarray:
+def loads(durations: np.ndarray, machines: int, source: Source, dealt: bool = False) -> np.ndarray:
     """When each of `machines` SMs is done with its tiles, in cycles.
 
-    A static list gives SM i the tiles i, i + machines, ...; the other sources give the next tile
-    to whichever SM is free first.
+    A static list gives SM i the tiles i, i + machines, ..., unless the host deals them by their
+    time; then, as from the other sources, the next tile goes to whichever SM is free first.
     """
-    if source == "persistent":
+    if source == "persistent" and not dealt:
         owner = np.arange(len(durations)) % machines
         return np.bincount(owner, weights=durations, minlength=machines)
     if len(durations) <= machines:
@@ -186,7 +189,8 @@ def simulate(tiles: WorkTiles, schedule: Schedule, workload: Workload) -> Estima
     durations = tiles.cycles[order] + cost.tile_cycles
     if schedule.source != "one_tile":
         durations = durations - cost.setup_cycles
-    finished = loads(durations, workload.machines, schedule.source)
+    dealt = workload.deals and schedule.order != "batch_sorted"  # that order is made on the device
+    finished = loads(durations, workload.machines, schedule.source, dealt)
     if schedule.source != "one_tile":
         finished = finished + cost.setup_cycles * (finished > 0)
     cycles = float(finished.max(initial=0.0))

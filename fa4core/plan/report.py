@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fa4core import console
 from fa4core.console import facts, section
+from fa4core.plan.choose import SHARE
 from fa4core.plan.makespan import Estimate, best
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL
 from primitives.expr import pretty
@@ -189,9 +190,25 @@ def _cost(e: Explanation) -> Table:
     if e.best is not None:
         chosen = "asked for" if e.variant.schedule is not None else "chosen"
         rows.append(("forward", f"{_estimate(e.best)}; {_choices(e.best.schedule)} ({chosen})"))
+        fastest = best(e.forward)
+        if e.variant.schedule is None and fastest.seconds < 0.95 * e.best.seconds:
+            text = f"{duration(fastest.seconds)} modelled, {_choices(fastest.schedule)}"
+            rows.append(("  quicker", f"{text}; not chosen: {_why_not(fastest, e.best)}"))
     backward = best(e.backward)
     rows.append(("backward", f"{_estimate(backward)}; {_choices(backward.schedule)}"))
     return facts(rows)
+
+
+def _why_not(quicker: Estimate, chosen: Estimate) -> str:
+    """Why the rule of `plan.choose` leaves out what the model finds quicker."""
+    there, here = quicker.schedule, chosen.schedule
+    if there.num_splits > here.num_splits:
+        reason = f"keys are split while each share has {SHARE} blocks and an SM of its own"
+    elif (there.coordinates, there.ctas) != (here.coordinates, here.ctas):
+        reason = "it would change the kernel from length to length"
+    else:
+        reason = "the model leaves out the L2 cache"
+    return f"{reason} (to take it, set `schedule` of the variant)"
 
 
 def _estimate(x: Estimate) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import attrs
 
+from fa4core.plan import costs
+from fa4core.plan.costs import ANY_HEAD_DIM, Cost, up_to
 from primitives.exp import Exp
 
 
@@ -49,21 +51,6 @@ class Rates:
 
 
 @attrs.frozen
-class Cost:
-    """How far a pipeline stays behind its roofline; see each target for where it comes from.
-
-    Attributes:
-        efficiency: Cycles of the bound per cycle taken, in the steady state.
-        tile_cycles: Cycles of a work tile besides its blocks (prologue and epilogue).
-        setup_cycles: Part of `tile_cycles` that a persistent CTA pays once, not for every tile.
-    """
-
-    efficiency: float
-    tile_cycles: float
-    setup_cycles: float
-
-
-@attrs.frozen
 class TileShape:
     """Sizes of the tiles of a pass.
 
@@ -97,12 +84,13 @@ class Target:
             head dim: (greatest head dim, share), ascending.
         rescale_threshold: Default of the variant's, in the log2 domain.
         rates: None where there is no roofline (the CPU).
-        forward_cost: Of the forward pass.
+        forward_cost: Of the forward pass, by head dim: (greatest head dim, cost), ascending.
         backward_cost: Of the backward pass, by CTAs that share an MMA (1 or 2).
         forward_tile: `(head_dim, head_dim_v) -> TileShape`.
         backward_tile: Likewise.
         work_queue: Whether running CTAs can take over those that have not started (cluster launch
             control).
+        deals: Whether the forward's static lists are dealt by time (`fa4core.forward.lists`).
     """
 
     name: str
@@ -112,11 +100,12 @@ class Target:
     emulated_exp: tuple[tuple[int, float], ...]
     rescale_threshold: float
     rates: Rates | None
-    forward_cost: Cost | None
+    forward_cost: tuple[tuple[int, Cost], ...]
     backward_cost: dict[int, Cost] = attrs.field(factory=dict, hash=False)
     forward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     backward_tile: Callable[[int, int], TileShape] = attrs.field(default=None, repr=False)
     work_queue: bool = False
+    deals: bool = False
 
     def exp(self, head_dim: int, busy: bool = False) -> Exp:
         """How a forward pass computes exponentials unless the variant says.
@@ -125,9 +114,16 @@ class Target:
             head_dim: The greater one of queries' and values'.
             busy: Whether a score mod needs the multi-function unit for every score, too.
         """
-        share = next(share for most, share in self.emulated_exp if head_dim <= most)
-        share = max(share, BUSY_EXP) if busy and share else share
-        return Exp(fraction=share)
+        share = up_to(head_dim, self.emulated_exp)
+        return Exp(fraction=max(share, BUSY_EXP) if busy and share else share)
+
+    def cost(self, head_dim: int) -> Cost:
+        """Of the forward pass.
+
+        Args:
+            head_dim: The greater one of queries' and values'.
+        """
+        return up_to(head_dim, self.forward_cost)
 
     @property
     def measured(self) -> Rates:
@@ -152,7 +148,10 @@ def _sm100_forward(head_dim: int, head_dim_v: int) -> TileShape:
 
 
 def _sm100_backward(head_dim: int, head_dim_v: int) -> TileShape:
-    # Sharing an MMA pays where shared memory binds by much: from head dim 128 on.
+    # Beyond 128, dK and dV of a tile leave room in tensor memory for scores of 64 queries.
+    if max(head_dim, head_dim_v) > 128:
+        return TileShape(64, 128)
+    # Sharing an MMA pays where shared memory binds by much: at head dim 128.
     return TileShape(128, 128, ctas=2 if head_dim >= 128 else 1)
 
 
@@ -220,22 +219,6 @@ _H200 = Rates(
     mma_columns=256,
 )
 
-# Blackwell: a cycle-level replay of FlashAttention-4's compiled code (d = 128, causal; within 3 %
-# of published figures) takes 2,924 cycles for a key block of two query tiles, whose bound is
-# 2,048, and 7,438 cycles for a work tile besides its blocks; backward 4,367 against 3,328 (1 CTA)
-# and 3,914 against 2,688 (2 CTAs). Not known, and assumed: that a backward work tile costs as much
-# besides its blocks, and that a persistent CTA saves a fifth of it.
-_BLACKWELL_FORWARD = Cost(efficiency=2048 / 2924, tile_cycles=7438, setup_cycles=1500)
-_BLACKWELL_BACKWARD = {
-    1: Cost(efficiency=3328 / 4367, tile_cycles=7438, setup_cycles=1500),
-    2: Cost(efficiency=2688 / 3914, tile_cycles=7438, setup_cycles=1500),
-}
-
-# Hopper: efficiency and cycles of a work tile are fitted to FlashAttention-4 measured on one H200
-# (d = 128; causal, full, window 1,024; 1k to 32k): the model is then within 4 % of all 14 forward
-# figures and within 14 % of the backward ones. The persistent share is assumed as above.
-
-ANY_HEAD_DIM = 1 << 30
 NO_EMULATED_EXP = ((ANY_HEAD_DIM, 0.0),)
 # By share, modelled cycles of a key block of our causal forward (`python -m fa4core time`):
 #   head dim  64: 2,321 at 12.5 %, 2,130 at 25 %, 2,065 at 31.25 %
@@ -254,8 +237,8 @@ SM100 = Target(
     emulated_exp=EMULATED_EXP,
     rescale_threshold=8.0,  # log2(256): FlashAttention-4, section 3.1
     rates=_B200,
-    forward_cost=_BLACKWELL_FORWARD,
-    backward_cost=_BLACKWELL_BACKWARD,
+    forward_cost=costs.B200_FORWARD,
+    backward_cost=costs.BLACKWELL_BACKWARD,
     forward_tile=_sm100_forward,
     backward_tile=_sm100_backward,
     work_queue=True,
@@ -267,6 +250,7 @@ SM103 = attrs.evolve(
     title="NVIDIA B300",
     emulated_exp=NO_EMULATED_EXP,  # twice the exp2 rate: the MUFU unit no longer binds
     rates=_B300,
+    forward_cost=costs.B300_FORWARD,
 )
 SM90 = Target(
     name="sm90",
@@ -276,10 +260,11 @@ SM90 = Target(
     emulated_exp=NO_EMULATED_EXP,
     rescale_threshold=8.0,
     rates=_H200,
-    forward_cost=Cost(efficiency=0.70, tile_cycles=6500, setup_cycles=1500),
-    backward_cost={1: Cost(efficiency=0.60, tile_cycles=11_500, setup_cycles=1500)},
+    forward_cost=costs.HOPPER_FORWARD,
+    backward_cost=costs.HOPPER_BACKWARD,
     forward_tile=_sm90_forward,
     backward_tile=_sm90_backward,
+    deals=True,
 )
 CPU = Target(
     name="cpu",
@@ -289,7 +274,7 @@ CPU = Target(
     emulated_exp=NO_EMULATED_EXP,
     rescale_threshold=8.0,
     rates=None,
-    forward_cost=None,
+    forward_cost=(),
     forward_tile=_cpu_tile,
     backward_tile=_cpu_tile,
 )

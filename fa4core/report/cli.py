@@ -1,4 +1,4 @@
-"""`python -m fa4core report VARIANT ...`: static figures of a forward kernel, and a peer's beside.
+"""`python -m fa4core report VARIANT ...`: static figures of a kernel, and a peer's beside.
 
 Compiles here, for the target asked for; no GPU is needed.
 """
@@ -46,13 +46,20 @@ OURS, PEER = "ours", "peer"
 @takes_problem
 @click.option("--target", type=click.Choice(["sm100", "sm103"]), default="sm100")
 @click.option("--peer", help='Compare with "fa4", compiled here, or with the kernel of a cubin.')
+@click.option("--backward", is_flag=True, help="Report on the kernels of the backward pass.")
 @click.option("--check", is_flag=True, help="Hold ours to the peer's; fails if it is worse.")
 @click.option("--repeat", type=click.IntRange(1), help="Compilations each; 1, or 3 with --check.")
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write it.")
 def report(
-    target: str, peer: str | None, check: bool, repeat: int | None, path: Path | None, **asked: Any
+    target: str,
+    peer: str | None,
+    backward: bool,
+    check: bool,
+    repeat: int | None,
+    path: Path | None,
+    **asked: Any,
 ) -> None:
-    """Compile VARIANT's forward kernel and print what its machine code says.
+    """Compile VARIANT's kernel and print what its machine code says.
 
     Registers, spills, memory; instructions by pipe and barrier operations in each role's inner
     loop; and cycles modelled from them, beside the paper's roofline. VARIANT and the options of its
@@ -60,6 +67,9 @@ def report(
     """
     if check and peer is None:
         raise click.UsageError(f"--check compares with a peer; give --peer {FA4} or a cubin")
+    if backward:
+        _report_backward(target, peer, check, repeat, path, asked)
+        return
     found: list[checking.Line] = []
     try:
         variant, problem = requested(**asked)
@@ -72,6 +82,37 @@ def report(
     console.show(*renderables(kernels, subject.spec, subject.roofline, found))
     if path is not None:
         path.write_text(json.dumps(_as_json(kernels, subject, found), indent=1) + "\n")
+    if not all(line.ok for line in found):
+        raise SystemExit(1)
+
+
+def _report_backward(
+    target: str,
+    peer: str | None,
+    check: bool,
+    repeat: int | None,
+    path: Path | None,
+    asked: dict[str, Any],
+) -> None:
+    from fa4core.report.backward import kernels_of, lines
+    from fa4core.report.show_backward import renderables as tables
+    from fa4core.timing.graph import NoMatch
+
+    if peer not in (None, FA4) or repeat is not None:
+        raise click.UsageError(
+            f"--backward runs kernels in the emulator, once; --peer {FA4} goes with it, neither a "
+            "cubin nor --repeat"
+        )
+    try:
+        kernels, missing = kernels_of(*requested(**asked), target, peer is not None)
+    except (*REFUSALS, ToolMissing, NoMatch) as error:
+        raise click.ClickException(str(error)) from error
+    found = lines(kernels) if check else []
+    console.show(*tables(kernels, missing, found))
+    if path is not None:
+        known = {"kernels": [k.as_json() for k in kernels], "missing": missing}
+        known["check"] = [attrs.asdict(line) | {"ok": line.ok} for line in found]
+        path.write_text(json.dumps(known, indent=1) + "\n")
     if not all(line.ok for line in found):
         raise SystemExit(1)
 

@@ -97,7 +97,7 @@ def examine(
         local=used.local,
         spills=opcodes["LDL"] + opcodes["STL"],
         smem_bytes=smem_bytes,
-        tmem_columns=_tmem_columns(artifact.ptx),
+        tmem_columns=tmem_columns_of(artifact.ptx),
         instructions=len(code.instructions),
         figures=figures,
         cycles={k: modelled(figures, shape, rates, k) for k in ("unmasked", "masked")},
@@ -117,7 +117,7 @@ def _forward(title: str, codes: tuple[Code, ...]) -> Code:
     return code
 
 
-def _tmem_columns(ptx: str) -> int | None:
+def tmem_columns_of(ptx: str) -> int | None:
     """What the kernel allocates, if its PTX is known and says so."""
     found = _ALLOC.search(ptx)
     if found is None:

@@ -125,7 +125,7 @@ def fa4_options(variant: Variant, problem: Problem, target: Target) -> dict[str,
         ModuleNotFoundError, NotImplementedError: As `import_fa4` and `fa4_arguments`.
     """
 
-    def chosen(_: Any, options: dict[str, Any]) -> None:
+    def chosen(options: dict[str, Any]) -> None:
         raise _Chosen(options)
 
     call = _calling(variant, problem, target)
@@ -139,18 +139,18 @@ def fa4_options(variant: Variant, problem: Problem, target: Target) -> dict[str,
 
 @contextlib.contextmanager
 def fa4_asked_anew(
-    make: Callable[[Any, dict[str, Any]], Any] | None = None, kernels: dict | None = None
+    told: Callable[[dict[str, Any]], None] | None = None, kernels: dict | None = None
 ) -> Iterator[None]:
     """For a while, FlashAttention-4 knows no GPU and no kernel from before, nor keeps any.
 
     Args:
-        make: Makes its forward kernels instead, from their class and what it is to be called with.
+        told: What each forward kernel is about to be made with.
         kernels: Where it finds and keeps them meanwhile.
     """
     interface = import_fa4()
     kept: dict = {} if kernels is None else kernels
     names = ("FlashAttentionForwardSm90", "FlashAttentionForwardSm100")
-    made = {} if make is None else {n: _made_by(make, getattr(interface, n)) for n in names}
+    made = {} if told is None else {n: _telling(told, getattr(interface, n)) for n in names}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(interface._flash_attn_fwd, "compile_cache", kept))
         for name, replaced in made.items():
@@ -160,12 +160,14 @@ def fa4_asked_anew(
         yield
 
 
-def _made_by(make: Callable[[Any, dict[str, Any]], Any], original: Any) -> Callable[..., Any]:
-    """A function in place of a class."""
-    fields = tuple(inspect.signature(original).parameters)
+def _telling(told: Callable[[dict[str, Any]], None], original: type) -> Callable[..., Any]:
+    """A function in place of a class, which says what that is called with."""
+    signatures = (inspect.signature(c) for c in original.__mro__)
+    fields = next(tuple(s.parameters) for s in signatures if "args" not in s.parameters)
 
-    def replaced(*given: Any, **named: Any) -> Any:
-        return make(original, dict(zip(fields, given, strict=False)) | named)
+    def replaced(*given: Any, **options: Any) -> Any:
+        told(dict(zip(fields, given, strict=False)) | options)
+        return original(*given, **options)
 
     return replaced
 
@@ -177,6 +179,12 @@ def _calling(variant: Variant, problem: Problem, target: Target) -> Callable[[],
     arguments = fa4_arguments(variant)
     interface = import_fa4()
     p = problem
+    unequal = len(set(zip(p.seqlens_q, p.seqlens_k, strict=True))) > 1
+    if unequal or p.starts_q is not None or p.starts_k is not None or p.page_size is not None:
+        raise NotImplementedError(
+            "FlashAttention-4 is compared on sequences of one length, neither packed nor in pages; "
+            "choose such a problem, or leave the peer out"
+        )
     shapes = (
         (p.batch, max(p.seqlens_q), p.heads_q, p.head_dim),
         (p.batch, max(p.seqlens_k), p.heads_kv, p.head_dim),

@@ -37,7 +37,7 @@ def renderables(
     title = f"Modelled cycles of an SM for a key block of {spec.tiles} x 128 queries"
     yield from section(title, _cycles(kernels, roofline))
     if checks:
-        yield from section("Check", _checks(checks))
+        yield from section("Check", checks_table(checks))
 
 
 def _titles(kernels: Kernels, ways: Sequence[str], before: Sequence[str] = ()) -> list[str]:
@@ -53,14 +53,14 @@ def _titles(kernels: Kernels, ways: Sequence[str], before: Sequence[str] = ()) -
 
 def _row(values: Sequence[float | None]) -> list[str]:
     """Ours, the peer's, and their ratio."""
-    cells = [_number(v) for v in values]
+    cells = [number(v) for v in values]
     if len(values) > 1:
         ours, peer = values
         cells.append("" if ours is None or not peer else f"{ours / peer:.2f}")
     return cells
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
@@ -124,9 +124,9 @@ def _bracketed(cycles: Cycles, unit: str) -> str:
     return f"[{shown}]" if unit == cycles.bound else f"{shown} "
 
 
-def _checks(checks: Sequence[Line]) -> Table:
+def checks_table(checks: Sequence[Line]) -> Table:
     table = grid("", "", "ours", "at most", "", left=2)
     for line in checks:
         verdict = Text("pass", "green") if line.ok else Text("FAIL", "bold red")
-        table.add_row(verdict, line.name, _number(line.ours), _number(line.limit), line.unit)
+        table.add_row(verdict, line.name, number(line.ours), number(line.limit), line.unit)
     return table

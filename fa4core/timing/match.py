@@ -73,6 +73,30 @@ def match(graph: Graph, warp: WarpTrace, lines: np.ndarray) -> list[Step]:
         NoMatch: Machine code and trace do not fit each other.
     """
     anchors = _anchors_of(warp)
+    try:
+        return _match(graph, warp, lines, anchors)
+    except NoMatch:
+        left = [group for group in anchors if not _left_out(graph, group, lines)]
+        if len(left) == len(anchors):
+            raise
+    return _match(graph, warp, lines, left)
+
+
+def _left_out(graph: Graph, group: list[tuple[int, ...]], lines: np.ndarray) -> bool:
+    """Whether the assembler may have left an anchor out: loads whose results nobody uses.
+
+    It need not have: where ends of branches are merged, an instruction has the line of one of them.
+    """
+    kind, line = _ANCHOR_OF_KIND[Kind(group[0][2])], lines[group[0][1]]
+    return kind == "tmem_load" and not any(
+        graph.anchor[n] == kind for n in np.flatnonzero(graph.line == line)
+    )
+
+
+def _match(
+    graph: Graph, warp: WarpTrace, lines: np.ndarray, anchors: list[list[tuple[int, ...]]]
+) -> list[Step]:
+    """As `match`, with anchors that all are to be found."""
     executed = lines[warp.statements()]
     every = frozenset(executed.tolist())
     bounds = [-1, *(group[0][0] for group in anchors), len(executed)]

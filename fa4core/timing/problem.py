@@ -10,7 +10,7 @@ into one phase.
 from __future__ import annotations
 
 import statistics
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import attrs
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from fa4core.plan import makespan
 from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
+from fa4core.plan.target import Rates
 from fa4core.plan.target import target as planned
 from fa4core.timing.parameters import Parameters, clock_of
 from fa4core.timing.replay import Program, Replayed, replay
@@ -69,6 +70,7 @@ class Modelled:
         work: The work tiles of the problem, natural order.
         schedule: How they are handed out.
         sections: KV heads that fit the L2 cache together, for each sequence.
+        deals: Whether static lists are dealt by time, see `makespan.loads`.
         sms: Of the GPU.
         flop: Of the attended scores.
         clock_ghz: That the time is stated for.
@@ -92,6 +94,7 @@ class Modelled:
     work: makespan.WorkTiles
     schedule: Schedule
     sections: np.ndarray
+    deals: bool
     sms: int
     flop: float
     clock_ghz: float
@@ -153,7 +156,8 @@ class Modelled:
             strict=True,
         ):
             durations = np.maximum(blocks * block + tile, LAUNCH_CYCLES)
-            done = makespan.loads(durations, self.sms // self.ctas, self.schedule.source)
+            sms, source = self.sms // self.ctas, self.schedule.source
+            done = makespan.loads(durations, sms, source, self.deals)
             found.append(float(done.max(initial=0.0)) + setup)
         return Spread(tuple(found))
 
@@ -204,7 +208,7 @@ def model(
     parameters = parameters or Parameters.of(rates)
     small = small or Small.of(subject, variant, problem, target)
     few, many, two = (
-        tuple(replay(p, rates, parameters, seed) for seed in range(seeds)) if p else ()
+        tuple(_replayed(p, rates, parameters, seed) for seed in range(seeds)) if p else ()
         for p in small.programs
     )
     plan, schedule = Plan(variant, problem, hardware), subject.schedule
@@ -226,12 +230,19 @@ def model(
         work=work_tiles(subject, plan, schedule.num_splits),
         schedule=schedule,
         sections=makespan.kv_heads_in_section(rates.l2_bytes, of_head),
+        deals=hardware.deals and not subject.backward,
         sms=rates.sms,
         flop=flop * (2.5 if subject.backward else 1),
         clock_ghz=clock_ghz or clock_of(hardware),
         moving=moved / (rates.hbm_tbps * 1e12),
         around=around / (rates.hbm_tbps * 1e12),
     )
+
+
+@lru_cache(maxsize=128)
+def _replayed(program: Program, rates: Rates, parameters: Parameters, seed: int) -> Replayed:
+    """Kept, for problems that differ in length often execute the same."""
+    return replay(program, rates, parameters, seed)
 
 
 def _bytes(p: Problem, schedule: Schedule) -> tuple[float, float, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import math
 
+import attrs
 import pytest
 import torch
 
@@ -103,19 +104,24 @@ def test_an_empty_batch_is_explained():
 # ------------------------------------------------------------------------------- findings
 
 
-def test_score_mods_whose_order_matters():
-    found = explain(Variant(score=distance >> softcap), problem=problem(64, 64)).order_matters
-    (pair,) = found
-    assert (pair.first, pair.second) == ("distance", "softcap")
-    assert pair.difference > 1
-    assert "distance >> softcap is not softcap >> distance" in str(pair)
+def test_a_cap_that_levels_out_a_bias():
+    steep = named("steep", lambda s, b, h, q_idx, kv_idx: s - 2.0 * (q_idx - kv_idx))
+    capped = Variant(mask=mask.causal(), score=steep >> score.softcap(30.0))
+    (pair,) = explain(capped, problem=problem(256, 256)).flattened
+    assert (pair.first, pair.second) == ("steep", "softcap(30.0)") and 0.5 < pair.share < 1
+    assert "write softcap(30.0) >> steep" in str(pair)
+    near = attrs.evolve(capped, mask=mask.causal() & mask.sliding_window(4))
+    for fine in (near, Variant(mask=mask.causal(), score=score.softcap(30.0) >> steep)):
+        assert findings.flattened(fine, problem(256, 256)) == []
 
 
-def test_score_mods_that_commute():
+def test_score_mods_that_level_out_nothing():
     twice = named("twice", lambda s, b, h, q_idx, kv_idx: s * 2.0)
     thrice = named("thrice", lambda s, b, h, q_idx, kv_idx: 3.0 * s)
-    for chain in (distance >> distance, twice >> thrice, softcap, score.identity() >> softcap):
-        assert findings.order_matters(chain, problem(64, 64)) == []
+    less = named("less", lambda s, b, h, q_idx, kv_idx: 0.01 * s)
+    chains = (distance >> distance, twice >> thrice, softcap, score.identity() >> softcap)
+    for chain in (*chains, distance >> less):
+        assert findings.flattened(Variant(score=chain), problem(64, 64)) == []
 
 
 def test_captured_tensors_indexed_outside():
@@ -127,7 +133,7 @@ def test_captured_tensors_indexed_outside():
     assert (outside.low, outside.high) == (0, 99)
     assert explain(Variant(score=mod), problem=problem(90, 100)).out_of_range == ()
     chain = explain(Variant(score=mod >> softcap), problem=problem(100, 100))
-    assert chain.out_of_range and not chain.order_matters  # not probed: it can't be evaluated
+    assert chain.out_of_range and not chain.flattened  # not probed: it can't be evaluated
 
 
 def test_a_mask_that_leaves_its_table_is_explained_all_the_same():
@@ -349,7 +355,7 @@ def test_the_text_has_everything():
         "float32 (2,), receives a gradient",
         found.plan.digest,
         "rows have nothing to attend to",
-        "The order matters",
+        "softcap levels out what slope does",
     ):
         assert part in text
 
@@ -401,3 +407,13 @@ def test_a_million_tokens_take_no_quadratic_memory():
     assert sum(found.tiles.values()) == 2 * 8192**2
     assert found.empty_rows.at_most == 0  # the diagonal's window holds full tiles
     assert math.isclose(found.skipped, 1 - 4097 / 2**20, abs_tol=1e-3)
+
+
+def test_a_quicker_schedule_that_is_not_chosen_has_its_reason():
+    sizes = problem(256, 8192, heads=8, d=128)
+    text = " ".join(
+        str(explain(Variant(mask=mask.causal()), problem=sizes, target="sm100")).split()
+    )
+    assert "quicker" in text and "keys are split while each share has 8 blocks" in text
+    asked = Variant(mask=mask.causal(), schedule=Schedule())
+    assert "not chosen" not in str(explain(asked, problem=sizes, target="sm100"))

@@ -27,9 +27,15 @@ def test_everything_declared_is_shown() -> None:
     from fa4core.cli_variant import requested
 
     text = shown("variants.causal", "--seqlen", "1024")
-    sizes = dict(seqlen=1024, seqlen_q=None, seqlen_k=None, batch=1, heads=1, kv_heads=None)
+    sizes = dict(seqlen=1024, seqlen_q=None, seqlen_k=None, batch=1, lengths=None, heads=1)
     _, problem = requested(
-        "variants.causal", (), **sizes, head_dim=None, head_dim_v=None, dtype="bfloat16"
+        "variants.causal",
+        (),
+        **sizes,
+        kv_heads=None,
+        head_dim=None,
+        head_dim_v=None,
+        dtype="bfloat16",
     )
     spec = spec_of(call_for(causal(), problem, "sm100"), "sm100")
     pipeline = spec.pipeline

@@ -28,9 +28,8 @@ def load(work: Any, plan: Any, ends: Ends):
         item = plan.item(index)
         waiting = True
         for r in range(item.first_run, item.end_run):
-            run = plan.run(plan.last_first(item.first_run, item.end_run, r))
-            for i in range(run.first, run.end, unroll=1):
-                j = plan.last_first(run.first, run.end, i)
+            run = plan.run(r)
+            for j in range(run.first, run.end, unroll=1):
                 pages = work.pages(item, j)
                 kv_free.wait()
                 work.load_k(item, j, pages, kv.stage, barrier=kv.expect(work.k_bytes))

@@ -15,6 +15,7 @@ import cutlass
 from cutlass import cute
 
 from fa4core.forward.rows import results_batch, row_at, write_row
+from fa4core.forward.work import key_tile
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
@@ -40,10 +41,9 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
         item = plan.item(index)
         rows, loaded = work.start(), work.load_captured(t, item)
         for r in range(item.first_run, item.end_run):
-            run = plan.run(plan.last_first(item.first_run, item.end_run, r))
+            run = plan.run(r)
             for partial in (False, True):  # code of its own for each, so that FULL tiles have none
-                for i in range(run.first, plan.end(run, t, partial)):
-                    j = plan.last_first(run.first, run.end, i)
+                for j in range(run.first, plan.end(run, t, partial)):
                     s.wait(t)
                     scores = work.load_scores(t)
                     bias = work.modify(t, scores, item, loaded, j, partial)
@@ -134,13 +134,14 @@ class SoftmaxWork(Fixed):
         if self.mods.nothing_to_do(partial):
             return None
         if self.mods.raw and not partial:
-            start, step = self.mods.bias(item, row, j * TILE, self.scale, loaded)
+            start, step = self.mods.bias(item, row, key_tile(j) * TILE, self.scale, loaded)
             _add_even(scores, step)
             return start, start + step
         if not self.mods.long(partial):
-            self.mods.apply(scores, item, row, j * TILE, partial, self.scale, loaded=loaded)
+            first = key_tile(j) * TILE
+            self.mods.apply(scores, item, row, first, partial, self.scale, loaded=loaded)
             return None
-        _modify_in_place(self, t, item, row, loaded, j * TILE, partial)
+        _modify_in_place(self, t, item, row, loaded, key_tile(j) * TILE, partial)
         self._load_row(t, scores)
         return None
 

@@ -20,6 +20,7 @@ from fa4core.backward.spec import BackwardSpec
 from fa4core.pipeline.declare import How, Pipeline, Region, Role, Signal
 from fa4core.sm90.backward.tuning import Shape
 
+GRAD_S = 2  # tiles of dS in shared memory
 ROWS = 64  # M of every wgmma: keys of a tile, and queries of a warpgroup's part of dQ
 
 
@@ -33,6 +34,8 @@ class Spec(BackwardSpec):
 
     shape: Shape
     target: str = attrs.field(default="sm90", kw_only=True)
+
+    listed = True
 
     def __attrs_post_init__(self) -> None:
         least = self.queries if self.shape.shared else 16
@@ -95,6 +98,11 @@ class Spec(BackwardSpec):
         """Whether a part of dV is begun behind dS only, where P still is."""
         return self.shape.early < self.queries and not self.differentiates
 
+    @property
+    def ahead(self) -> bool:
+        """Whether there are registers for LSE and delta before they are needed."""
+        return self.queries // self.parts <= ROWS and not self.differentiates
+
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
         early = (self.shape.early if self.late else self.queries) // 16
@@ -106,13 +114,25 @@ class Spec(BackwardSpec):
         return self.d // (1 if self.by_rows else self.shape.groups * self.shape.passes)
 
     @property
+    def staged(self) -> bool:
+        """Whether dQ goes through shared memory to a role that adds it; else consumers do."""
+        return self.deterministic or not self.shape.direct
+
+    @property
+    def apart(self) -> bool:
+        """Whether dV fits into dS's place on its way out, or goes through dQ's like dK, behind it.
+        K and V are not in the way of those of the next tile."""
+        weights = ROWS * self.tiles * self.queries
+        return self.shape.groups == GRAD_S and ROWS * self.d_v // self.parts <= weights
+
+    @property
     def sums_part(self) -> int:
         return self.grad_q_columns
 
     @cached_property
     def pipeline(self) -> Pipeline:
         shape, tma, warps = self.shape, How.TMA, How.WARPS
-        groups, parts = shape.groups, self.parts
+        groups, parts, staged = shape.groups, self.parts, self.staged
 
         def one_each(name: str, by: str, to: str, passed: bool = False) -> Signal:
             return Signal(name, ((by, warps),), to, copies=groups, passed=passed)
@@ -124,8 +144,8 @@ class Spec(BackwardSpec):
         return Pipeline(
             roles=(
                 Role("load", 0, 1, registers=shape.producer),
-                Role("reduce", 1, 1, registers=shape.producer),
-                Role("spare", 2, 2, registers=shape.producer),  # fills the warpgroup
+                *((Role("reduce", 1, 1, registers=shape.producer),) if staged else ()),
+                Role("spare", 1 + staged, 3 - staged, registers=shape.producer),  # to fill up
                 Role("consumer", 4, 4, copies=groups, registers=shape.consumer),
             ),
             signals=(
@@ -134,11 +154,16 @@ class Spec(BackwardSpec):
                 *_ring("q", shape.stages),
                 *_ring("grad_out", shape.stages_out),
                 *((among("p_full", stages=2),) if parts > 1 else ()),
-                among("grad_s_full", stages=2),
-                among("kv_read"),
-                Signal("grad_q_full", (("consumer", warps),), "reduce", copies=groups),
-                Signal(
-                    "grad_q_empty", (("reduce", warps),), "consumer", copies=groups, passed=True
+                among("grad_s_full", stages=GRAD_S),
+                among("grad_s_read"),
+                among("grad_v_stored"),
+                *(
+                    (
+                        Signal("grad_q_full", (("consumer", warps),), "reduce", copies=groups),
+                        Signal("grad_q_empty", (("reduce", warps),), "consumer", copies=groups),
+                    )
+                    if staged
+                    else ()
                 ),
             ),
             smem=self._shared(),
@@ -151,6 +176,7 @@ class Spec(BackwardSpec):
         weights = keys * self.queries * 2
         part = keys * self.queries * 2 // shape.groups
         grad_k, grad_v = (ROWS * d // parts * 2 for d in (self.d, self.d_v))
+        sums_q, through = ROWS * self.grad_q_columns * 4, 0 if self.apart else grad_v
         rows = self.queries * 4
         return (
             Region("barriers", 512, align=1024),
@@ -158,15 +184,17 @@ class Spec(BackwardSpec):
             Region("delta", rows, stages=shape.stages_out, align=128),
             Region("k", keys * self.d * 2, align=1024),
             Region("v", keys * self.d_v * 2, align=1024),
-            *(Region(f"grad_k{t}", grad_k, inside="k", offset=t * grad_k) for t in groups),
-            *(Region(f"grad_v{t}", grad_v, inside="v", offset=t * grad_v) for t in groups),
             Region("q", self.queries * self.d * 2, stages=shape.stages, align=1024),
             Region("grad_out", self.queries * self.d_v * 2, stages=shape.stages_out, align=1024),
-            Region("grad_s", weights, stages=2, align=1024),
-            *(Region(f"grad_s{t}", part, 2, inside="grad_s", offset=t * part) for t in groups),
+            Region("grad_s", weights, stages=GRAD_S, align=1024),
+            *(Region(f"grad_s{t}", part, GRAD_S, inside="grad_s", offset=t * part) for t in groups),
             *((Region("p", weights, stages=2, align=1024),) if parts > 1 else ()),
             *(Region(f"p{t}", part, 2, inside="p", offset=t * part) for t in groups if parts > 1),
-            Region("grad_q", ROWS * self.grad_q_columns * 4, stages=shape.groups, align=1024),
+            Region("grad_q", max(sums_q, grad_k, through), stages=shape.groups, align=1024),
+            Region("grad_k", grad_k, stages=shape.groups, inside="grad_q"),
+            Region(
+                "grad_v", grad_v, stages=shape.groups, inside="grad_s" if self.apart else "grad_q"
+            ),
         )
 
     def _registers(self) -> tuple[Region, ...]:

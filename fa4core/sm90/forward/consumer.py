@@ -13,6 +13,7 @@ from cutlass import const_expr, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from fa4core.forward.rows import row_at
+from fa4core.forward.work import key_tile
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
@@ -180,7 +181,7 @@ class ConsumerWork(Fixed):
         """Apply the score mod, and on partial tiles the mask, to S."""
         if self.mods.nothing_to_do(partial):
             return
-        first = j * self.spec.block + first_column(self.thread)
+        first = key_tile(j) * self.spec.block + first_column(self.thread)
         for half in HALVES:
             scores = half_of(self.s, half)
             row = row_at(self.spec, item, t, row_of(self.thread) + 8 * half)
