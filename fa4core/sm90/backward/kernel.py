@@ -20,12 +20,13 @@ from fa4core.forward.views import batched, keys
 from fa4core.forward.work import Share
 from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm90.backward.consumer import ConsumerWork, consumer
+from fa4core.sm90.backward.consumer import consumer
 from fa4core.sm90.backward.load import LoadWork, load
 from fa4core.sm90.backward.products import Operands, Products
 from fa4core.sm90.backward.reduce import ReduceWork, reduce
 from fa4core.sm90.backward.spec import ROWS, Spec
 from fa4core.sm90.backward.tiles import Result, Tiles
+from fa4core.sm90.backward.warpgroup import ConsumerWork
 from fa4core.sm90.memory import dtype_of, repeated, staged, swizzled, tensor_in, tma
 
 
