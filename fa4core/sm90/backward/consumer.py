@@ -20,9 +20,9 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     """P and dS of the first query tile; then S of each next one with dQ and dK of that before it.
 
     What is begun in order: S of the next tile, dQ and dK of this one, dP and dV of the next. While
-    the tensor core works on dK and dP, threads pass dQ on and compute the next P; on dV, the next
-    dS, which they exchange during S. Part of dV may be `late`, with dS exchanged before, where
-    registers are short.
+    the tensor core works on dK, threads pass dQ on and compute the next P: dP takes dQ's registers,
+    which are read late. On dV, they compute the next dS, which they exchange during S. Part of dV
+    may be `late`, with dS exchanged before, where registers are short.
     """
     kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
@@ -83,7 +83,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 grad_s_full.advance()
                 work.pass_on(t, p_full.stage, in_smem, 1)
                 work.add_v(t, p.stage, out_stage, in_smem, 1)
-            head, last, done = begin.head, begin.first, 1
+            head, last, done, owed = begin.head, begin.first, 1, 0
             for r in range(item.first_run, item.end_run):
                 run = plan.run(r)
                 for j in range(run.first + done, run.end):
@@ -99,6 +99,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.recall_lse(t, next_stage, True)
                     work.settle(1)
                     out_free.arrive(stage=out_stage)
+                    if const_expr(staged):  # noqa: SIM102
+                        if owed == 1:
+                            room.wait(t)
+                            room.advance()
                     work.hand_over(t, item, head, last, 0, staged)
                     for part in work.passes[1:]:
                         work.show()
@@ -109,22 +113,22 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         room.advance()
                         work.hand_over(t, item, head, last, part, staged)
                     grad_s.advance()
-                    out_stage = out.take()
-                    work.grad_weights(t, out_stage)
                     if plan.kind(run, tile) == FULL:
                         work.modify(t, item, run, j, False)
                     else:
                         work.modify(t, item, run, j, True)
                     work.recall_lse(t, next_stage, False)
                     work.weigh(t)
+                    work.show()
+                    grad_q_full.arrive(t)
+                    out_stage = out.take()
+                    work.grad_weights(t, out_stage)
                     work.pass_on(t, p_full.stage, in_smem, 0)
                     p_full.arrive()
                     p_full.advance()
                     p.wait()
                     work.add_v(t, p.stage, out_stage, in_smem, 0)
                     p.advance()
-                    work.show()
-                    grad_q_full.arrive(t)
                     work.recall_delta(t, out_stage, True)
                     work.settle(1)
                     q_free.arrive(stage=q_stage)
@@ -144,9 +148,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         grad_s_full.advance()
                         work.pass_on(t, p_full.stage, in_smem, 1)
                         work.add_v(t, p.stage, out_stage, in_smem, 1)
-                    room.wait(t)
-                    room.advance()
-                    head, last = run.head, j
+                    head, last, owed = run.head, j, 1
                 done = 0
             if const_expr(not work.late):
                 work.share(t, grad_s_full.stage)
@@ -159,6 +161,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.add_k(t, grad_s.stage, q_stage)
                     work.settle(1)
                     out_free.arrive(stage=out_stage)
+                    if const_expr(staged):  # noqa: SIM102
+                        if owed == 1:
+                            room.wait(t)
+                            room.advance()
                 else:
                     work.settle(0)
                     room.wait(t)

@@ -45,7 +45,7 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: By the larger of the head dims, up to and including: with a score mod that has a derivative, for
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
-    (64, Shape(64, stages=3), Shape(128, stages=3, early=32)),
+    (64, Shape(64, stages=3), Shape(128, stages=3, early=32, direct=False)),
     (128, Shape(64, stages=3), Shape(64, stages=3)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),

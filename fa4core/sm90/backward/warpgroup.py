@@ -197,10 +197,10 @@ class ConsumerWork(Fixed):
 
     def _place(self, t: Any, item: Any, run: Any, j: Any) -> tuple[Any, Any, Any]:
         """Head, first key of the thread, and first query."""
-        spec = self.spec
-        key = (item.tile * spec.tiles + spec.tile_of(t)) * ROWS + row_of(self.thread)
+        spec, thread = self.spec, moved(self.thread)
+        key = (item.tile * spec.tiles + spec.tile_of(t)) * ROWS + row_of(thread)
         first = (j * spec.parts + spec.part_of(t)) * (spec.queries // spec.parts)
-        return item.h + run.head, key, first + first_column(self.thread)
+        return item.h + run.head, key, first + first_column(thread)
 
     @touches(lambda t, stage: (reads("dp", t), writes(f"grad_s{t}", stage)))
     def share(self, t: Any, stage: Any) -> None:
