@@ -26,6 +26,8 @@ from primitives.exp import Exp
 from primitives.expr import Node
 from primitives.schedule import Schedule
 
+FLOP_TILE = 128  # queries and keys of the tiles by which attended scores are counted
+
 
 @attrs.frozen(eq=False, slots=False)
 class Plan:
@@ -231,7 +233,7 @@ class Plan:
             machines=rates.sms // ctas,
             flop=self.attended * per_score * (2.5 if backward else 1),
             bytes_moved=moved * passes,
-            deals=self.target.deals and not backward,
+            deals=self.target.deals or backward,
             combine_bytes=2 * queries * (p.head_dim_v + 1) * 4,
             kv_heads_in_section=makespan.kv_heads_in_section(
                 rates.l2_bytes, np.asarray(p.seqlens_k) * ((p.head_dim + p.head_dim_v) * size)
@@ -240,8 +242,10 @@ class Plan:
 
     @cached_property
     def attended(self) -> float:
-        """Scores of the attended pairs; those of partial tiles count half."""
-        tiles, p = self.tiles, self.problem
+        """Scores of the attended pairs; those of partial tiles count half. The tiles are the same
+        for all targets, so that FLOP are."""
+        p = self.problem
+        tiles = self._map(self.variant.graph.mask, FLOP_TILE, FLOP_TILE)
         full, partial = (tiles.lengths(k) * tiles.tile_k for k in (FULL, PARTIAL))
         lengths_q = np.repeat(p.seqlens_q, [tiles.tiles_q(b) * p.heads_q for b in range(p.batch)])
         lengths_k = np.repeat(p.seqlens_k, [tiles.tiles_q(b) * p.heads_q for b in range(p.batch)])
