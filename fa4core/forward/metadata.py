@@ -83,8 +83,9 @@ def metadata(
     if not dealing:
         return found
     ctas = min(len(items), place.sms) if schedule.source == "persistent" else len(items)
-    order, lists = listed(every_nth(len(items), ctas) if sorts else dealt(items, ctas))
-    return attrs.evolve(found, items=found.items[order.to(device)], lists=lists.to(device))
+    owner = every_nth(len(items), ctas) if sorts else dealt(items, ctas)
+    items, lists = listed(found.items, owner)
+    return attrs.evolve(found, items=items, lists=lists)
 
 
 def sorted_by_batch(plan: Metadata, batch: int, place: Place) -> Metadata:

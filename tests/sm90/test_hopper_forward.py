@@ -102,7 +102,12 @@ def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
 
 @pytest.mark.parametrize(
     "cut",
-    [Cut(2, 176), Cut(2, 80, stages=3), Cut(2, 128, turns=False), Cut(1, 64, backwards=True)],
+    [
+        Cut(2, 176),
+        Cut(2, 80, stages=3),
+        Cut(2, 128, turns=False, ahead=True),
+        Cut(1, 64, backwards=True, ahead=True),
+    ],
     ids=str,
 )
 def test_other_shapes_of_tiles(cut: Cut) -> None:

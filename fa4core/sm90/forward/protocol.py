@@ -26,7 +26,10 @@ def programs(
         "tiles": tuple(range(spec.tiles)),
         "staged": not spec.split,
         "backwards": spec.shape.backwards,
+        "ahead": spec.ahead,
     }
+    if spec.ahead:
+        blocks = sorted(blocks, key=lambda n: n == 0)  # as `lists` has them
     return protocol.programs(ROLES, spec, blocks, known, change)
 
 

@@ -58,6 +58,8 @@ class Shape:
         consumer, producer: Registers of a thread.
         turns: Whether the consumers take turns at issuing products.
         backwards: Whether the last keys come first.
+        ahead: Whether the next work tile is begun before the rows of this one are finished, if
+            finished rows do not lie where its queries go.
     """
 
     groups: int
@@ -67,6 +69,7 @@ class Shape:
     producer: int = 24
     turns: bool = True
     backwards: bool = False
+    ahead: bool = False
 
 
 _THREE = Shape(3, 96, consumer=160, producer=32, turns=False)
