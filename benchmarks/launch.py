@@ -108,7 +108,7 @@ def parts() -> dict[str, Callable[[], object]]:
 def main(repeats: int) -> None:
     """Measure and print; fails if the quickest measurement of a case is over its limit."""
     torch.set_num_threads(1)
-    dispatch.in_emulator = nowhere
+    dispatch.in_emulator = nowhere  # type: ignore[assignment]
     table = Table("call", "median us", "quickest", "quartiles", "medians of all")
     over = []
     for kind in (cases, parts):

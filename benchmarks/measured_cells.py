@@ -48,11 +48,11 @@ class Cell:
 
     def inputs(self, grad: bool = False) -> tuple[torch.Tensor, ...]:
         torch.manual_seed(0)
-        size = (max(1, TOKENS // self.seqlen), self.seqlen, self.heads, self.head_dim)
-        if self.lengths:
-            size = (sum(self.lengths), self.heads, self.head_dim)
-        kind = {"device": "cuda", "dtype": torch.bfloat16}
-        return tuple(torch.randn(size, **kind).requires_grad_(grad) for _ in range(3))
+        padded = (max(1, TOKENS // self.seqlen), self.seqlen)
+        rows = (sum(self.lengths),) if self.lengths else padded
+        size = (*rows, self.heads, self.head_dim)
+        drawn = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        return tuple(t.requires_grad_(grad) for t in drawn)
 
     def layout(self) -> Layout | None:
         if not self.lengths:

@@ -52,6 +52,19 @@ def as_json(cell: Cell, found: dict[str, Modelled]) -> dict[str, Any]:
     }
 
 
+def table(cells: list[Cell], names: list[str], models: Models) -> list[dict[str, Any]]:
+    """Prints it, and gives the same as values."""
+    done = []
+    ratios = [f"{names[0]} / {n}, time" for n in names[1:]]
+    print(f"| variant | head dim | length | {' | '.join([*names, *ratios])} |")
+    print("|---" * (3 + len(names) + len(ratios)) + "|")
+    for cell in cells:
+        found = {name: models.of(name, cell) for name in names}
+        print(row(cell, found), flush=True)
+        done.append(as_json(cell, found))
+    return done
+
+
 @click.command()
 @click.option("--variants", default="causal,full,window 1024", help="Comma-separated.")
 @click.option("--dims", default="64,128", help="Head dims.")
@@ -64,18 +77,13 @@ def main(
     variants: str, dims: str, lengths: str, kernels: str, target: str, seeds: int, out: Path | None
 ) -> None:
     """Print a table, and write a file if asked."""
-    names = kernels.split(",")
-    models, done = Models(target, seeds), []
-    ratios = [f"{names[0]} / {n}, time" for n in names[1:]]
-    print(f"| variant | head dim | length | {' | '.join([*names, *ratios])} |")
-    print("|---" * (3 + len(names) + len(ratios)) + "|")
-    for variant in variants.split(","):
-        for d in map(int, dims.split(",")):
-            for seqlen in map(int, lengths.split(",")):
-                cell = Cell(variant, d, seqlen)
-                found = {name: models.of(name, cell) for name in names}
-                print(row(cell, found), flush=True)
-                done.append(as_json(cell, found))
+    cells = [
+        Cell(variant, d, seqlen)
+        for variant in variants.split(",")
+        for d in map(int, dims.split(","))
+        for seqlen in map(int, lengths.split(","))
+    ]
+    done = table(cells, kernels.split(","), Models(target, seeds))
     if out is not None:
         out.write_text(json.dumps({"target": target, "seeds": seeds, "cells": done}, indent=1))
 

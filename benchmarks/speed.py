@@ -37,7 +37,8 @@ WORST = 1e-2  # relative error of a bf16 output that is taken for right
 def measure(cell: Cell, names: list[str], rounds: int, differentiate: bool) -> dict[str, Any]:
     """Times, TFLOP/s, errors and reasons of absence of one cell's contenders."""
     what, qkv = meaning(cell), cell.inputs(differentiate)
-    functions, errors, absent = {}, {}, {}
+    functions: dict[str, Any] = {}
+    errors, absent = {}, {}
     upstream = torch.randn_like(qkv[0], requires_grad=False) if differentiate else None
     wanted = expected(cell, what, qkv, upstream)
     for name in names:

@@ -18,6 +18,7 @@ from fa4core.backward.spec import BackwardSpec, RowSpec
 from fa4core.backward.tables import tables
 from fa4core.compile.kernel import Kernel, TensorType, type_of
 from fa4core.forward.arguments import captured, compiled_for_either
+from fa4core.forward.lists import dealt, listed
 from fa4core.places import Place
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
@@ -44,11 +45,11 @@ class Skeleton:
 
 @attrs.frozen(eq=False)
 class Launches:
-    """The three kernels of a call and their arguments that don't change.
+    """The kernels of a call and their arguments that don't change.
 
     Attributes:
         spec: Of the main kernel.
-        kernels: Before, main, after.
+        kernels: Before, main (one for each of `BackwardSpec.launches`), after.
         table: `Rows.table`.
         heads: Query heads.
         rows: Padded rows of each.
@@ -58,11 +59,11 @@ class Launches:
     """
 
     spec: BackwardSpec
-    kernels: tuple[Kernel, Kernel, Kernel]
+    kernels: tuple[Kernel, ...]
     table: Tensor
     heads: int
     rows: int
-    rest: tuple[Tensor, Tensor, tuple[Tensor, ...]]
+    rest: tuple[Any, ...]
     ctas: int
     receivers: tuple[Capture, ...]
 
@@ -117,6 +118,10 @@ def launches(
         return None
     persistent = schedule_of(call).source == "persistent"
     clusters = min(max(1, place.sms // spec.ctas), len(items)) if persistent else len(items)
+    plan: tuple[Tensor, ...] = (items, runs)
+    if spec.listed:
+        order, lists = listed(dealt(items, clusters))
+        plan = (items[order], runs, lists)
     constants = captured(rule.captures)
     return Launches(
         spec,
@@ -124,7 +129,7 @@ def launches(
         rows.table(),
         problem.heads_q,
         rows.count,
-        (items, runs, constants),
+        (*plan, constants),
         clusters * spec.ctas,
         rule.receivers,
     )
@@ -151,7 +156,7 @@ def _kernels(
     rule: Rule,
     constants: tuple[Tensor, ...],
     grad_lse: bool,
-) -> tuple[Kernel, Kernel, Kernel]:
+) -> tuple[Kernel, ...]:
     problem = call.problem
     of_q, of_k = (4 if starts is None else 3 for starts in (problem.starts_q, problem.starts_k))
     q, k = (TensorType(spec.dtype, rank) for rank in (of_q, of_k))
@@ -165,13 +170,14 @@ def _kernels(
         sums_of_captured = tuple(TensorType("float32", rank, align=4) for rank in ranks)
     before = (q, q, lse, lse, table, row, row, sums, table)
     rest = type_of(constants), sums_of_captured, "float32", "int32"
-    main = (q, k, k, q, k, k, row, row, sums, table, table, table, *rest)
+    plan = (table, table, TensorType("int32", 1)) if spec.listed else (table, table)
+    main = (q, k, k, q, k, k, row, row, sums, table, *plan, *rest)
     after = (sums, table, q, "float32")
     of_out = RowSpec(spec.queries, spec.head_dim_v, spec.d, grad_lse)
     of_queries = RowSpec(spec.queries, spec.head_dim, spec.d, part=spec.sums_part)
     where = place.target, place.emulated
     return (
         Kernel("fa4core.backward.pre:prepare_rows", before, of_out, *where),
-        Kernel(skeleton.function, main, spec, *where),
+        *(Kernel(skeleton.function, main, launched, *where) for launched in spec.launches),
         Kernel("fa4core.backward.post:finish_rows", after, of_queries, *where),
     )

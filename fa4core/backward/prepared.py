@@ -30,7 +30,7 @@ class _Loaded:
     """What is launched.
 
     Attributes:
-        before, main, after: Host functions.
+        before, main, after: Host functions; the main ones all take the same.
         table: `Rows.table`.
         spaces: Padded LSE, delta, dQ and turns, without memory.
         rest: Arguments of the main kernel: the plan and captured tensors.
@@ -38,7 +38,7 @@ class _Loaded:
     """
 
     before: Callable[..., Any]
-    main: Callable[..., Any]
+    main: tuple[Callable[..., Any], ...]
     after: Callable[..., Any]
     table: Any
     spaces: tuple[Tensor, ...]
@@ -114,10 +114,12 @@ class PreparedBackward:
         scale = float(self.call.scale)
         rows = of_lse, delta, sum_q, turns = [new(space) for space in loaded.spaces]
         loaded.before(out, grad_out, lse, grad_lse, loaded.table, *rows)
-        loaded.main(
-            q, k, v, grad_out, grad_k, grad_v, of_lse, delta, sum_q, turns, *loaded.rest,
-            self.place.converted(tuple(sums)), scale, loaded.ctas,
-        )  # fmt: skip
+        of_captured = self.place.converted(tuple(sums))
+        for main in loaded.main:
+            main(
+                q, k, v, grad_out, grad_k, grad_v, of_lse, delta, sum_q, turns, *loaded.rest,
+                of_captured, scale, loaded.ctas,
+            )  # fmt: skip
         loaded.after(sum_q, loaded.table, grad_q, scale)
 
 
@@ -126,10 +128,10 @@ def _load(found: Launches, place: Place, device: torch.device) -> _Loaded:
     heads, d, tiles = found.heads, found.spec.d, found.rows // found.spec.queries
     shapes = (heads, found.rows), (heads, found.rows), (heads, found.rows, d), (heads, tiles)
     dtypes = (torch.float32, torch.float32, torch.float32, torch.int32)
-    before, main, after = (place.launcher(obtain(k).function) for k in found.kernels)
+    before, *main, after = (place.launcher(obtain(k).function) for k in found.kernels)
     table, *rest = (place.converted(moved(t, device)) for t in (found.table, *found.rest))
     spaces = (without_memory(s, t, device) for s, t in zip(shapes, dtypes, strict=True))
-    return _Loaded(before, main, after, table, tuple(spaces), tuple(rest), found.ctas)
+    return _Loaded(before, tuple(main), after, table, tuple(spaces), tuple(rest), found.ctas)
 
 
 def prepare(

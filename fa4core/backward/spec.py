@@ -24,6 +24,7 @@ class BackwardSpec(KernelSpec):
     ctas: int = attrs.field(default=1, kw_only=True)
 
     title = "backward"
+    listed = False  # whether the kernel goes by lists of work tiles, one for each CTA
     dynamic = False  # whether work tiles come from a queue
 
     @property
@@ -35,6 +36,12 @@ class BackwardSpec(KernelSpec):
     def side(self) -> int:
         """Key tiles of a work tile."""
         return self.tiles * self.ctas
+
+    @property
+    def launches(self) -> tuple[BackwardSpec, ...]:
+        """What the main kernel is compiled and launched for, one after the other, on the same
+        tables: each computes some of the gradients."""
+        return (self,)
 
     @property
     def queries(self) -> int:

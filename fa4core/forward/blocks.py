@@ -14,6 +14,7 @@ from cutlass import cute
 
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.tma import Operand
+from fa4core.forward.work import key_tile
 from fa4core.lowering.cute import inside, select
 from fa4core.pipeline.effects import Fixed
 
@@ -57,7 +58,7 @@ class KeyBlocks(Fixed):
         if not self.spec.page_rows:
             return cutlass.Int32(0)
         (table,) = self.tables
-        key = j * self.spec.block + cute.arch.lane_idx() * self.spec.key_rows
+        key = key_tile(j) * self.spec.block + cute.arch.lane_idx() * self.spec.key_rows
         return table[item.b, inside(key, item.seqlen_k) // self._page_size]
 
     def load(self, name: str, item: Any, j: Any, pages: Any, stage: Any, barrier: Any) -> None:
@@ -65,7 +66,7 @@ class KeyBlocks(Fixed):
         if self.spec.page_rows:
             _load_pages(self, name, item, j, pages, stage, barrier)
         else:
-            first = j * self.spec.block + self.parts[name].key
+            first = key_tile(j) * self.spec.block + self.parts[name].key
             place = item.b_k, item.start_k, item.seqlen_k, first
             self.copy(name, item, place, (0, stage), barrier)
 
@@ -101,5 +102,6 @@ def _load_pages(
     for copy in cutlass.range(part.copies, unroll=1):
         key = part.key + copy * part.shape[0]
         page = cute.arch.shuffle_sync(pages, key // work.spec.key_rows)
-        place = work.page_place(item, j * work.spec.block + key, page)
+        first = key_tile(j) * work.spec.block
+        place = work.page_place(item, first + key, page)
         work.copy(name, item, place, (copy, stage), barrier)

@@ -39,14 +39,14 @@ def every_nth(count: int, ctas: int) -> np.ndarray:
     return np.arange(count) % ctas
 
 
-def listed(items: torch.Tensor, owner: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """The items list by list, those without blocks last; where each list begins and the last ends.
+def listed(owner: np.ndarray, empty: np.ndarray | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tiles, list by list, and where each list begins and the last one ends (int32).
 
     Args:
-        items: (n, fields), on any device.
-        owner: The CTA of each.
+        owner: The CTA of each tile.
+        empty: Which tiles have no blocks; they come last in their lists.
     """
-    place = 2 * torch.from_numpy(owner).to(items.device) + (items[:, BLOCKS] == 0)
     ends = np.cumsum(np.bincount(owner, minlength=1))
+    order = np.argsort(owner if empty is None else 2 * owner + empty, kind="stable")
     begins = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
-    return items[place.argsort(stable=True)], begins.to(items.device)
+    return torch.from_numpy(order), begins

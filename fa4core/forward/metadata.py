@@ -14,7 +14,7 @@ import torch
 
 from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, TensorType
-from fa4core.forward.lists import dealt, every_nth, listed
+from fa4core.forward.lists import BLOCKS, dealt, every_nth, listed
 from fa4core.forward.shares import shares
 from fa4core.forward.tables import tables
 from fa4core.forward.work import Item
@@ -84,8 +84,8 @@ def metadata(
         return found
     ctas = min(len(items), place.sms) if schedule.source == "persistent" else len(items)
     owner = every_nth(len(items), ctas) if sorts else dealt(items, ctas)
-    items, lists = listed(found.items, owner)
-    return attrs.evolve(found, items=items, lists=lists)
+    order, lists = listed(owner, (found.items[:, BLOCKS] == 0).cpu().numpy())
+    return attrs.evolve(found, items=found.items[order.to(device)], lists=lists.to(device))
 
 
 def sorted_by_batch(plan: Metadata, batch: int, place: Place) -> Metadata:

@@ -48,7 +48,15 @@ def tables(
     order = arrange(work, schedule, sections, batch_rank)
     h = work.head[order]
     items = Item(**columns_of(problem, work, order, row, runs, h // problem.group), h=h)
-    return stacked(items), at_least_one(stacked(Run(runs.start, runs.end, runs.kind)))
+    return stacked(items), at_least_one(stacked(_steps(runs)))
+
+
+def _steps(runs: Runs) -> Run:
+    """Each row's runs from the last to the first, as steps; see `key_tile`."""
+    length = np.diff(runs.pointer)
+    behind = np.repeat(runs.pointer[:-1] + runs.pointer[1:] - 1, length)
+    turned = behind - np.arange(len(runs.start))
+    return Run(1 - runs.end[turned], 1 - runs.start[turned], runs.kind[turned])
 
 
 def work_tiles(

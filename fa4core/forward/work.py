@@ -60,11 +60,24 @@ class Item(WorkTile):
 
 @attrs.frozen(eq=False)
 class Run:
-    """Consecutive key tiles, with the kind of each tile packed two bits a query tile."""
+    """Consecutive tiles, with the kind of each tile packed two bits a query tile.
+
+    In the forward pass they are steps from `first` up to `end`, and `key_tile` says of which key
+    tile a step is.
+    """
 
     first: Any
     end: Any
     kinds: Any
+
+
+def key_tile(step: Any) -> Any:
+    """The key tile of a step: the last one comes first.
+
+    Where later keys are attended to by fewer queries (causal masks) or weigh more (biases that fall
+    with the distance), the row's maximum is found at once, and nothing accumulated is rescaled.
+    """
+    return -step
 
 
 @attrs.frozen(eq=False)

@@ -26,6 +26,8 @@ from primitives.exp import Exp
 from primitives.expr import Node
 from primitives.schedule import Schedule
 
+FLOP_TILE = 128  # queries and keys of the tiles by which attended scores are counted
+
 
 @attrs.frozen(eq=False, slots=False)
 class Plan:
@@ -240,8 +242,10 @@ class Plan:
 
     @cached_property
     def attended(self) -> float:
-        """Scores of the attended pairs; those of partial tiles count half."""
-        tiles, p = self.tiles, self.problem
+        """Scores of the attended pairs; those of partial tiles count half. The tiles are the same
+        for all targets, so that FLOP are."""
+        p = self.problem
+        tiles = self._map(self.variant.graph.mask, FLOP_TILE, FLOP_TILE)
         full, partial = (tiles.lengths(k) * tiles.tile_k for k in (FULL, PARTIAL))
         lengths_q = np.repeat(p.seqlens_q, [tiles.tiles_q(b) * p.heads_q for b in range(p.batch)])
         lengths_k = np.repeat(p.seqlens_k, [tiles.tiles_q(b) * p.heads_q for b in range(p.batch)])

@@ -73,11 +73,20 @@ class Memory(Fixed):
         placed = self.spec.smem[name]
         return boxes(self.begin, placed, rows, columns, height, dtype or self.dtype)
 
-    def row(self, name: str, thread: Any, stage: Any = 0, nbytes: int = 128) -> Row:
-        """Row `thread` of a region whose stages are panels of 128 or 64 bytes, from `stage` on."""
+    def row(self, name: str, thread: Any, stage: Any = 0, nbytes: int = 128, piece: Any = 0) -> Row:
+        """Row `thread` of a region whose stages are panels of 128 or 64 bytes, from `stage` on.
+
+        Args:
+            piece: Of 16 bytes, where it begins: the first of a half or of the whole.
+        """
         stride = self.spec.smem[name].stride
         begin = self.at(name, cutlass.Uint8).toint() + stage * stride
-        return Row(begin, stride, thread, nbytes)
+        return Row(begin, stride, thread, nbytes, piece)
+
+    def column(self, name: str, warp: Any, lane: Any) -> Column:
+        """Column `lane` of the 32 rows that a warp has in a region of panels of 128 bytes."""
+        stride = self.spec.smem[name].stride
+        return Column(self.at(name, cutlass.Uint8).toint() + warp * (32 * 128), stride, lane)
 
 
 class Row(Fixed):
@@ -91,9 +100,9 @@ class Row(Fixed):
         stride: Bytes from stage to stage.
     """
 
-    def __init__(self, begin: Any, stride: int, row: Any, nbytes: int):
-        swizzle = row * nbytes // 128 % (nbytes // 16) * 16
-        self.address, self.stride = begin + row * nbytes + swizzle, stride
+    def __init__(self, begin: Any, stride: int, row: Any, nbytes: int, piece: Any = 0):
+        swizzle = row * nbytes // 128 % (nbytes // 16)
+        self.address, self.stride = begin + row * nbytes + (swizzle ^ piece) * 16, stride
 
     def write(self, values: cute.Tensor, stage: Any = 0, first: int = 0, zero: Any = 0) -> None:
         """Values of the thread's registers, from piece `first` on.
@@ -108,3 +117,23 @@ class Row(Fixed):
             at = (row ^ ((first + i) * 16)) + stage * self.stride
             to = cute.make_ptr(values.element_type, at, cute.AddressSpace.smem, assumed_align=16)
             cute.autovec_copy(of, cute.make_tensor(to, cute.make_layout(size)))
+
+
+class Column(Fixed):
+    """A column of float32 in rows of 128 bytes, which a thread writes row by row: a warp's threads
+    fill a row at a time.
+
+    Attributes:
+        address: In shared memory, of stage 0 and the first row.
+        stride: Bytes from stage to stage.
+    """
+
+    def __init__(self, begin: Any, stride: int, column: Any):
+        self.address, self.stride = begin + column * 4, stride
+
+    def write(self, values: cute.Tensor, stage: Any = 0) -> None:
+        """Values of the thread's registers, one a row."""
+        for i in range(cute.size(values)):
+            at = (self.address ^ (i % 8 * 16)) + stage * self.stride + i * 128
+            to = cute.make_ptr(values.element_type, at, cute.AddressSpace.smem, assumed_align=4)
+            cute.make_tensor(to, cute.make_layout(1))[0] = values[i]

@@ -14,6 +14,8 @@ from fa4core.sm100.umma import InShared, Instruction
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
 
+Ring = tuple[int, int | None]  # stages, and bytes from one to the next; None: each behind another
+
 
 def group(ctas: int) -> tcgen05.CtaGroup:
     return tcgen05.CtaGroup.ONE if ctas == 1 else tcgen05.CtaGroup.TWO
@@ -60,14 +62,13 @@ class Product:
         layout = sm100.make_smem_layout_b(self.tiled(), self.tile, self.dtype, stages)
         return self._apart(layout, stages, stride)
 
-    def a(self, memory: Any, name: str, stages: int | None = None) -> InShared:
-        """A out of a region of shared memory, by its stage, or over all of the region's."""
-        ring = _ring(memory, name) if stages is None else (stages, None)
-        tensor = memory.operand(name, self.layout_a(*ring))
+    def a(self, memory: Any, name: str, ring: Ring | None = None) -> InShared:
+        """A out of a region of shared memory: by its stage, or by that of another ring there."""
+        tensor = memory.operand(name, self.layout_a(*(ring or _ring(memory, name))))
         return InShared(self.tiled().make_fragment_A(tensor))
 
-    def b(self, memory: Any, name: str) -> InShared:
-        tensor = memory.operand(name, self.layout_b(*_ring(memory, name)))
+    def b(self, memory: Any, name: str, ring: Ring | None = None) -> InShared:
+        tensor = memory.operand(name, self.layout_b(*(ring or _ring(memory, name))))
         return InShared(self.tiled().make_fragment_B(tensor))
 
     def _apart(self, layout: Any, stages: int, stride: int | None) -> cute.ComposedLayout:
@@ -78,6 +79,6 @@ class Product:
         return cute.make_composed_layout(one.inner, 0, cute.append(one.outer, ring))
 
 
-def _ring(memory: Any, name: str) -> tuple[int, int]:
+def _ring(memory: Any, name: str) -> Ring:
     placed = memory.spec.smem[name]
     return placed.region.stages, placed.stride

@@ -119,14 +119,38 @@ def put(accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: c
 
 def put_as_held(accumulator: cute.Tensor, thread: Any, shared: cute.Tensor) -> None:
     """A warpgroup's accumulator as its threads hold it: 4 numbers of each, then the next 4. So no
-    two threads meet in a bank, and one bulk copy takes all of it."""
+    two threads meet in a bank, and one bulk copy takes all of it, behind a fence."""
+    held, place = _as_held(accumulator, thread, shared.iterator)
+    cute.autovec_copy(held, place)
+
+
+def add_as_held(accumulator: cute.Tensor, thread: Any, to: cute.Pointer) -> None:
+    """The same, added to what is in global memory."""
+    held, place = _as_held(accumulator, thread, to)
+    for step in range(cute.size(held, mode=[1])):
+        at = place[(None, step)].iterator
+        add_four(at, *(held[i, step] for i in range(4)))
+
+
+def _as_held(
+    accumulator: cute.Tensor, thread: Any, to: cute.Pointer
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """(4, steps) of a thread, and their place."""
     steps = cute.size(accumulator) // 4
-    place = cute.make_tensor(
-        shared.iterator, cute.make_layout((4, 128, steps), stride=(1, 4, 4 * 128))
-    )
+    place = cute.make_tensor(to, cute.make_layout((4, 128, steps), stride=(1, 4, 4 * 128)))
     held = cute.make_tensor(accumulator.iterator, cute.make_layout((4, steps)))
-    cute.autovec_copy(held, place[(None, thread, None)])
-    cute.arch.fence_proxy("async.shared", space="cta")
+    return held, place[(None, thread, None)]
+
+
+@dsl_user_op
+def add_four(
+    to: cute.Pointer, a: Any, b: Any, c: Any, d: Any, *, loc: Any = None, ip: Any = None
+) -> None:
+    """Add four float32 to neighbours in global memory, each addition atomic."""
+    values = [cutlass.Float32(x).ir_value(loc=loc, ip=ip) for x in (a, b, c, d)]
+    arguments = [to.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip), *values]
+    text = "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};"
+    llvm.inline_asm(None, arguments, text, "l,f,f,f,f", has_side_effects=True, loc=loc, ip=ip)
 
 
 @dsl_user_op

@@ -42,7 +42,8 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
             f"FlashAttention-4 packs {packed} query heads into {rows} rows, which do not hold a "
             "whole number of queries; a group that divides them is modelled"
         )
-    kernels: dict[Any, Any] = {}
+    plain = frozenset((n, v) for n, v in options.items() if _plain(v))
+    kernels = _KERNELS.setdefault((target, ctas, plain), {})
 
     def run(queries: int, keys: int, heads: int, sms: int) -> Run:
         small = small_problem(problem, queries, keys, heads, packed)
@@ -69,6 +70,10 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
         block=keys,
         several=target != "sm90" and not persistent,
     )
+
+
+#: Compiled before, by target, SMs and what they were made with.
+_KERNELS: dict[tuple, dict[Any, Any]] = {}
 
 
 @contextlib.contextmanager

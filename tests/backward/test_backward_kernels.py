@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import attrs
 import pytest
 import torch
 
@@ -59,22 +60,43 @@ def table(names: str, *axes: Iterable, every: int):
     return pytest.mark.parametrize(f"{names}, target", cases)
 
 
-@table("name, shape", VARIANTS, SHAPES, every=5)
+@table("name, shape", VARIANTS, SHAPES, every=7)
 def test_variants(target: str, name: str, shape: str) -> None:
     execute(target, f"Variant({VARIANTS[name]})", *SHAPES[shape])
 
 
 @table(
     "dims, dtype",
-    [(8, 8), (40, 24), (64, 128), (96, 96), (128, 128), (128, 64), (192, 128), (256, 256)],
+    [
+        (8, 8),
+        (40, 24),
+        (64, 128),
+        (96, 96),
+        (128, 128),
+        (128, 64),
+        (192, 128),
+        (256, 256),
+        (40, 200),
+        (128, 256),
+        (256, 64),
+        (192, 192),
+        (256, 200),
+    ],
     ["bfloat16", "float16"],
-    every=7,
+    every=11,
 )
 def test_head_dims(target: str, dims: tuple[int, int], dtype: str) -> None:
-    d, d_v = dims
-    if target == "sm100" and max(dims) > 128:
-        pytest.skip("the SM100 backward takes head dims up to 128, see sm100/support.py")
-    execute(target, "Variant(mask=mask.causal())", Shape((150,), (200,), 1, 1, d, d_v), dtype=dtype)
+    shape = Shape((150,), (200,), 1, 1, *dims)
+    execute(target, "Variant(mask=mask.causal())", shape, dtype=dtype)
+
+
+@table("dims, name, shape", [(192, 128), (256, 256)], VARIANTS, SHAPES, every=31)
+def test_variants_of_large_head_dims(
+    target: str, dims: tuple[int, int], name: str, shape: str
+) -> None:
+    small, layout = SHAPES[shape]
+    large = attrs.evolve(small, head_dim=dims[0], head_dim_v=dims[1])
+    execute(target, f"Variant({VARIANTS[name]})", large, layout)
 
 
 @table("heads_kv", [1, 2, 6], every=5)
@@ -96,7 +118,7 @@ def test_calls_without_queries_or_without_keys(target: str, shape) -> None:
     execute(target, "Variant()", Shape(*shape, 2, 1), VARLEN)
 
 
-@table("strides", ["heads_first", "sliced", "misaligned", "expanded"], every=3)
+@table("strides", ["heads_first", "sliced", "misaligned", "expanded"], every=5)
 def test_strides(target: str, strides: str) -> None:
     execute(target, "Variant(mask=mask.causal())", Shape((70, 70), (90, 90), 4, 2), strides=strides)
 
@@ -106,7 +128,7 @@ def test_strides(target: str, strides: str) -> None:
     ["in_order", "shortest_first", "batch_sorted"],
     ["persistent", "one_tile"],
     [1, 3],
-    every=5,
+    every=11,
 )
 def test_schedules(target: str, source: str, order: str, num_sms: int) -> None:
     given = f"schedule=schedule.Schedule(source={source!r}, order={order!r})"

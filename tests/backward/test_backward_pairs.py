@@ -21,7 +21,8 @@ from fa4core.pipeline.check import ProtocolError
 from fa4core.pipeline.declare import Pipeline
 from fa4core.plan.target import SM100
 from fa4core.sm100.backward.protocol import check_backward
-from fa4core.sm100.backward.spec import MAX_HEAD_DIM, Spec
+from fa4core.sm100.backward.spec import Spec
+from fa4core.sm100.backward.tuning import NARROW
 from fa4core.testing import Shape
 
 SWEEP = pytest.mark.sweep
@@ -30,7 +31,7 @@ SPEC = Spec("", "bfloat16", 128, 128, ctas=2)
 LISTS = ((3, 0, 2), (1, 1, 4))
 AT_LEADER = {
     f"{name}_full" for name in ("k", "k_columns", "v", "q", "q_columns", "do", "do_columns")
-} | {"p_ready", "ds_ready", "dq_empty", "ds_exchanged"}
+} | {"s_read", "p_ready", "ds_ready", "dq_empty", "ds_exchanged"}
 
 
 def pairs(variant: str) -> str:
@@ -43,7 +44,7 @@ def pairs(variant: str) -> str:
 
 
 def test_every_pair_of_head_dims_has_a_pipeline_that_fits() -> None:
-    dims = range(8, MAX_HEAD_DIM + 1, 8)
+    dims = range(8, NARROW + 1, 8)
     for d, d_v, derivative in itertools.product(dims, dims, (False, True)):
         chosen = attrs.evolve(SPEC, head_dim=d, head_dim_v=d_v, derivative=derivative)
         assert chosen.smem_bytes <= SM100.smem_per_cta
@@ -53,8 +54,9 @@ def test_every_pair_of_head_dims_has_a_pipeline_that_fits() -> None:
 def test_arrivals_of_the_peer_are_counted_where_they_go() -> None:
     alone = attrs.evolve(SPEC, ctas=1).pipeline
     counts = {signal.name: alone.count(signal) for signal in alone.signals}
+    counts |= {"ds_copied": 4, "s_read": counts["p_ready"]}
     for signal in SPEC.pipeline.signals:
-        one = counts.get(signal.name, 4 if signal.name == "ds_copied" else 1)
+        one = counts.get(signal.name, 1)
         factor = 2 if signal.name in AT_LEADER else 1
         assert SPEC.pipeline.count(signal) == factor * one, signal.name
 
@@ -85,6 +87,11 @@ def test_a_wrong_exchange_between_the_ctas_is_found(wrong: str, instead: str) ->
 
 
 # ----------------------------------------------------------------------------------- results
+
+
+def test_large_head_dims_are_refused_with_the_remedy() -> None:
+    with pytest.raises(NotImplementedError, match="up to 128, not 192; use ctas=1"):
+        execute("sm100", f"Variant({PAIR})", Shape((20,), (20,), 1, 1, 192, 128))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from fa4core import Variant, attention
 from fa4core.emulator.session import emulator
 from fa4core.reference.oracle import oracle
-from primitives import exp, mask, schedule, sink
+from primitives import exp, mask, schedule, score, sink
 
 SINK = sink.learned(torch.tensor([0.5, -torch.inf]))
 SPLIT = schedule.split_kv(2)
@@ -55,3 +55,19 @@ def test_rows_with_nan_are_those_of_the_oracle(by: str, name: str) -> None:
                 torch.testing.assert_close(
                     result.double(), wanted.double(), atol=3e-2, rtol=3e-2, equal_nan=True
                 )
+
+
+@pytest.mark.parametrize("policy", [exp.hardware(), exp.polynomial(3)], ids=["mufu", "polynomial"])
+def test_a_score_of_plus_infinity_has_no_softmax(policy: exp.Exp) -> None:
+    high = torch.where(torch.arange(300) == 150, torch.inf, 0.0)
+    infinite = score.define(lambda s, b, h, q_idx, kv_idx: s + high[kv_idx])
+    q, k, v = (torch.randn(1, 300, 2, 16, requires_grad=True) for _ in range(3))
+    variant = Variant(mask=mask.causal(), score=infinite, exp=policy)
+    got = attention(q, k, v, variant, return_lse=True, return_row_max=True)
+    for out, lse, row_max in (got, oracle(q, k, v, variant)):
+        assert out[:, 150:].isnan().all() and out[:, :150].isfinite().all()
+        assert (row_max[..., 150:] == torch.inf).all() and row_max[..., :150].isfinite().all()
+        assert not lse[..., 150:].isfinite().any() and lse[..., :150].isfinite().all()
+        assert not (lse == -torch.inf).any()
+    got[0].sum().backward()
+    assert q.grad is not None and q.grad[:, 150:].isnan().all() and q.grad[:, :150].isfinite().all()

@@ -31,7 +31,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-SLOW = {"docs/timing.md"}  # takes a minute: only in the sweep
+SLOW = {"docs/timing.md", "docs/api/cli.md"}  # in the sweep: modelled time, many processes
 LANGUAGES = {"python", "sh", "text"}
 SET_UP = re.compile(r"(git clone|cd) |\./dev( |$)")
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -89,7 +89,7 @@ def parameter(page: Path):
     return pytest.param(page, marks=[pytest.mark.sweep] if name in SLOW else [], id=name)
 
 
-@pytest.mark.parametrize("page", map(parameter, PAGES))
+@pytest.mark.parametrize("page", list(map(parameter, PAGES)))
 def test_every_block_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_page(page, capsys)
 
@@ -123,6 +123,14 @@ def test_pages_outside_docs_link_to_files_that_exist(page: Path) -> None:
     """Links inside docs are mkdocs' business."""
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (ROOT / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """`tests/...` and the like, wildcards included."""
+    folders = "tests|fa4core|primitives|variants|benchmarks|examples|docs"
+    for path in re.findall(rf"`((?:{folders})/[\w/.*-]+)`", page.read_text()):
+        assert any(ROOT.glob(path.rstrip("/"))), f"{page.name} names {path}"
 
 
 @pytest.mark.parametrize("package", [mask, score], ids=["mask", "score"])

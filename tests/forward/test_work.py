@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fa4core.forward.tables import tables
-from fa4core.forward.work import Item, Run
+from fa4core.forward.work import Item, Run, key_tile
 from fa4core.plan.problem import Problem
 from fa4core.plan.tiles import EMPTY, FULL, PARTIAL, tile_map
 from primitives import mask
@@ -35,7 +35,8 @@ def test_runs_cover_what_the_maps_visit(name: str, side: int) -> None:
         dense = np.zeros((side, tiles.tiles_k(item.b)), int)
         for run in (Run(*r) for r in runs[item.first_run : item.end_run].tolist()):
             for t in range(side):
-                dense[t, run.first : run.end] = run.kinds >> (2 * t) & 3
+                for step in range(run.first, run.end):
+                    dense[t, key_tile(step)] = run.kinds >> (2 * t) & 3
         assert item.blocks == (dense[0] != EMPTY).sum()
         for t in range(side):
             query = item.tile * side + t

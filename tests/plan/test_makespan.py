@@ -206,6 +206,13 @@ def blocks(dense):
     return sum(bool(dense[:, j : j + 128].any()) for j in range(0, dense.shape[1], 128))
 
 
+def test_attended_scores_do_not_depend_on_the_target():
+    """Hopper's tiles of head dim 64 have 192 queries: a window of 128 has other partial tiles."""
+    problem = Problem(1, 2, 2, 64, 64, (4096,), (4096,))
+    variant = Variant(mask=mask.sliding_window(128, 0))
+    assert plan(variant, problem, SM90).attended == plan(variant, problem, SM100).attended
+
+
 def test_attended_scores_of_full_and_causal():
     problem = Problem(1, 2, 2, 64, 64, (1000,), (1000,))
     assert plan(Variant(), problem).attended == 2 * 1000 * 1000

@@ -1,4 +1,4 @@
-"""The Blackwell backward's own cases: where dQ lies, and what is refused.
+"""The Blackwell backward's own cases: where dQ lies, and how many launches there are.
 
 What every target's backward must get right is in `tests/backward`.
 """
@@ -6,19 +6,29 @@ What every target's backward must get right is in `tests/backward`.
 from __future__ import annotations
 
 import pytest
-import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from emulated import execute
 
-from fa4core import attention
+from fa4core.sm100.backward.spec import Spec
 from fa4core.testing import Shape
 
+SWEEP = pytest.mark.sweep
 
-@pytest.mark.parametrize("dims", [(128, 128), (96, 64), (8, 40)], ids=str)
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        (128, 128), (96, 64), (8, 40), (192, 128), pytest.param((8, 144), marks=SWEEP),
+        pytest.param((256, 16), marks=SWEEP), (256, 208), pytest.param((192, 256), marks=SWEEP),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_head_dims(dims: tuple[int, int]) -> None:
-    """dQ over dP, in four parts; in three parts; apart from dP."""
+    """dQ over dP, in four parts; in three parts; apart from dP. Transposed: over dP, in groups that
+    overlap; apart, in one group; in two; in two launches, with one tile of Q; with one part of dQ
+    staged."""
     execute("Variant()", Shape((200,), (300,), 2, 1, *dims), dtype="float16", backward=True)
 
 
@@ -27,7 +37,8 @@ def test_key_tiles_that_no_query_visits_get_zeros() -> None:
     execute("Variant(mask=mask.sliding_window(40, 0))", shape, backward=True)
 
 
-def test_large_head_dims_are_refused_with_the_reason() -> None:
-    q, k, v = (torch.randn(1, 20, 1, 192).bfloat16().requires_grad_() for _ in "qkv")
-    with pytest.raises(NotImplementedError, match="head dim 192"):
-        attention(q, k, v, backend="emulator").sum().backward()
+def test_one_launch_or_two() -> None:
+    """dK and dV are computed together where both fit into tensor memory; sums are made once."""
+    specs = {dims: Spec("", "bfloat16", *dims) for dims in ((192, 128), (128, 256), (256, 256))}
+    launches = {dims: [s.launch for s in spec.launches] for dims, spec in specs.items()}
+    assert launches == {(192, 128): ["all"], (128, 256): ["all"], (256, 256): ["dv", "dk"]}

@@ -20,6 +20,12 @@ SPECS = {
     "dQ apart": Spec("", "bfloat16", 64, 64),
     "three parts of dQ, deterministic": Spec("", "float16", 96, 64, deterministic=True),
     "derivative": Spec("", "bfloat16", 128, 64, derivative=True),
+    "transposed dQ over dP": Spec("", "bfloat16", 192, 128),
+    "transposed dQ apart, deterministic": Spec("", "bfloat16", 128, 192, deterministic=True),
+    "dV alone": Spec("", "bfloat16", 256, 256).launches[0],
+    "dK with two tiles of Q": Spec("", "bfloat16", 192, 256).launches[1],
+    "dK with one tile of Q": Spec("", "bfloat16", 256, 208).launches[1],
+    "dK, least room": Spec("", "bfloat16", 256, 256, derivative=True).launches[1],
     "pair, dQ between the halves of P": Spec("", "bfloat16", 128, 128, ctas=2),
     "pair, dQ apart": Spec("", "bfloat16", 64, 64, ctas=2),
     "pair, three parts of dQ, deterministic": Spec(

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from sampled import one_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -30,12 +31,13 @@ from fa4core.sm100.backward.spec import Spec
 from primitives import mask, score
 
 CAUSAL = mask.causal()
+ALIBI = Variant(score=score.alibi(torch.ones(4, requires_grad=True)))
 
 
-def compiled(variant: Variant, d: int) -> tuple[Artifact, Counter]:
-    """The main kernel's artifact, and how often each opcode is in it."""
+def compiled(variant: Variant, d: int, d_v: int = 0, launch: int = 0) -> tuple[Artifact, Counter]:
+    """A main kernel's artifact, and how often each opcode is in it."""
     rule = Rule.of(variant.program)
-    spec = Spec(rule.dump(), "bfloat16", d, d, derivative=not rule.is_identity)
+    spec = Spec(rule.dump(), "bfloat16", d, d_v or d, derivative=not rule.is_identity)
     operand, rows, sums, table = (
         TensorType(dtype, rank)
         for dtype, rank in (("bfloat16", 4), ("float32", 2), ("float32", 3), ("int32", 2))
@@ -45,24 +47,36 @@ def compiled(variant: Variant, d: int) -> tuple[Artifact, Counter]:
         *(operand,) * 6, rows, rows, sums, table, table, table, type_of(captured(rule.captures)),
         of_captured, "float32", "int32",
     )  # fmt: skip
-    package = build(Kernel(BACKWARD.function, arguments, spec, "sm100"))
+    package = build(Kernel(BACKWARD.function, arguments, spec.launches[launch], "sm100"))
     (code,) = disassemble(package.cubin)
     artifact = Artifact(resolve("sm100"), "backward", package.ptx, package.cubin)
     return artifact, Counter(i.opcode for i in code.instructions)
 
 
 @pytest.mark.parametrize(
-    ("variant", "d"),
-    [
-        (Variant(), 128),
-        (Variant(mask=CAUSAL), 128),
-        (Variant(mask=CAUSAL), 64),
-        (Variant(score=score.alibi(torch.ones(4, requires_grad=True))), 128),
+    ("variant", "dims", "launch"),
+    one_of(
+        2,
+        [
+            (Variant(mask=CAUSAL), (128, 128), 0),
+            (Variant(), (128, 128), 0),
+            (ALIBI, (128, 128), 0),
+            (Variant(mask=CAUSAL), (64, 64), 0),
+            (ALIBI, (192, 128), 0),
+            (Variant(mask=CAUSAL), (192, 128), 0),
+            (Variant(mask=CAUSAL), (256, 256), 1),
+            (Variant(mask=CAUSAL), (256, 256), 0),
+        ],
+    ),
+    ids=[
+        "causal", "full", "ALiBi with a gradient", "d64", "d192, ALiBi with a gradient", "d192",
+        "d256, dK", "d256, dV",
     ],
-    ids=["full", "causal", "d64", "ALiBi with a gradient"],
-)
-def test_no_role_keeps_anything_on_the_stack(variant: Variant, d: int) -> None:
-    artifact, opcodes = compiled(variant, d)
+)  # fmt: skip
+def test_no_role_keeps_anything_on_the_stack(
+    variant: Variant, dims: tuple[int, int], launch: int
+) -> None:
+    artifact, opcodes = compiled(variant, *dims, launch)
     (used,) = artifact.resources().values()
     assert (used.stack, used.local, opcodes["LDL"] + opcodes["STL"]) == (0, 0, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sampled import one_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -18,6 +19,9 @@ LENGTHS = (300, 70), (500, 130)
 SEQUSED, VARLEN = LayoutSpec("seqused", slack=5), LayoutSpec("varlen")
 
 
+LISTS = ("full", "partial", "both")
+
+
 def blocks(block_q: int, block_k: int, lists: str, per: str = "1, 2") -> str:
     """A variant with a map of (batch or 1, heads or 1, blocks_q, blocks_k) random bits."""
     size = f"{per}, {-(-300 // block_q)}, {-(-500 // block_k)}"
@@ -29,9 +33,11 @@ def blocks(block_q: int, block_k: int, lists: str, per: str = "1, 2") -> str:
     )
 
 
-@pytest.mark.parametrize("lists", ["full", "partial", "both"])
-@pytest.mark.parametrize("block_q, block_k", [(128, 128), (64, 96), (256, 64)])
-def test_full_and_partial_lists_of_any_block_size(block_q: int, block_k: int, lists: str) -> None:
+@pytest.mark.parametrize(
+    "lists, block_q, block_k",
+    one_of(4, [(n, *b) for n in LISTS for b in ((128, 128), (64, 96), (256, 64))]),
+)
+def test_full_and_partial_lists_of_any_block_size(lists: str, block_q: int, block_k: int) -> None:
     """The last blocks reach past the sequences, and some sequences end inside the map."""
     layout = VARLEN if lists == "both" else SEQUSED
     execute(blocks(block_q, block_k, lists), Shape(*LENGTHS, 2, 1, 64, 64), layout, num_sms=1)

@@ -6,6 +6,7 @@ import itertools
 
 import attrs
 import pytest
+from sampled import one_of
 from seeded import bugs
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
@@ -147,7 +148,9 @@ def test_one_query_tile_in_each_cta() -> None:
     execute(f"Variant({PAIR})", Shape((5,), (0,), 1, 1, 64, 64))
 
 
-@pytest.mark.parametrize("d, d_v", [(128, 128), (192, 128), (256, 256), (40, 8), (136, 200)])
+@pytest.mark.parametrize(
+    "d, d_v", one_of(2, [(128, 128), (192, 128), (256, 256), (40, 8), (136, 200)])
+)
 def test_head_dims(d: int, d_v: int) -> None:
     shape = Shape((700,), (650,), 1, 1, d, d_v)
     execute(f"Variant(mask=mask.causal(), {PAIR})", shape, contents="large", num_sms=2)
@@ -185,7 +188,7 @@ def test_packed_heads() -> None:
     execute(f"Variant(mask=mask.causal(), {packed})", Shape((150,), (300,), 6, 2, 64, 64))
 
 
-@pytest.mark.parametrize("page_size", [48, 256])
+@pytest.mark.parametrize("page_size", one_of(2, [48, 256]))
 def test_pages(page_size: int) -> None:
     layout = LayoutSpec("paged", page_size=page_size)
     shape = Shape((600, 5), (300, 128), 2, 1, 64, 64)

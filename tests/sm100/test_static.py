@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sampled import one_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -63,18 +64,21 @@ CAUSAL = mask.causal()
 
 @pytest.mark.parametrize(
     ("variant", "d"),
-    [
-        (Variant(), 128),
-        (Variant(mask=CAUSAL), 128),
-        (Variant(mask=CAUSAL), 64),
-        (Variant(mask=CAUSAL), 192),
-        (Variant(mask=CAUSAL), 256),
-        (Variant(mask=mask.sliding_window(256)), 128),
-        (Variant(mask=CAUSAL, score=score.softcap(20.0)), 128),
-        (Variant(mask=CAUSAL, schedule=schedule.Schedule(source="persistent")), 128),
-        (Variant(mask=CAUSAL, schedule=schedule.Schedule(ctas=2)), 128),
-    ],
-    ids=["full", "causal", "d64", "d192", "d256", "window", "softcap", "static", "pair"],
+    one_of(
+        2,
+        [
+            (Variant(mask=CAUSAL), 128),
+            (Variant(), 128),
+            (Variant(mask=CAUSAL), 256),
+            (Variant(mask=CAUSAL), 64),
+            (Variant(mask=CAUSAL, score=score.softcap(20.0)), 128),
+            (Variant(mask=CAUSAL), 192),
+            (Variant(mask=CAUSAL, schedule=schedule.Schedule(ctas=2)), 128),
+            (Variant(mask=mask.sliding_window(256)), 128),
+            (Variant(mask=CAUSAL, schedule=schedule.Schedule(source="persistent")), 128),
+        ],
+    ),
+    ids=["causal", "full", "d256", "d64", "softcap", "d192", "pair", "window", "static"],
 )
 def test_no_role_keeps_anything_on_the_stack(variant: Variant, d: int) -> None:
     k = kernel(variant, d)

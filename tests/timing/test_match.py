@@ -170,6 +170,30 @@ def test_of_very_many_ways_those_that_were_executed_are_looked_at():
     assert [step.index for step in found] == taken
 
 
+ONE_LOAD = """
+	.section	.text.k,"ax",@progbits
+k:
+        /*0000*/                   MOV R1, R2 ;
+        /*0010*/                   LDTM.x16 R4, tmem[UR4] ;
+        /*0020*/                   EXIT ;
+"""
+
+
+def test_loads_that_the_assembler_left_out_are_not_looked_for():
+    """Of two loads of tensor memory in the PTX, the first one's result is not used."""
+    (code,) = read_sass(ONE_LOAD)
+    control = [Control(1, False, 7, 7, 0, line) for line in (1, 3, 4)]
+    events = [[n, n, Kind.TMEM_LOAD, 32, 16, 0, 0, 0] for n in (1, 2)]
+    runs, lines = np.array([[0, 4]], np.int32), np.array([1, 2, 3, 4])
+    graph = Graph(code, control, "\n" * 4)
+    found = match(graph, WarpTrace(0, 0, runs, np.array(events, np.int32)), lines)
+    assert [step.index for step in found] == [0, 1, 2]
+    assert [event[1] for event in found[1].events] == [2]
+    events[0][2] = Kind.TMEM_STORE
+    with pytest.raises(NoMatch, match="TMEM_STORE of PTX line 2"):
+        match(graph, WarpTrace(0, 0, runs, np.array(events, np.int32)), lines)
+
+
 def test_a_trace_of_another_kernel_does_not_match():
     trace, _, _ = emulated("gemm bf16", seed=1)
     _, graph, _ = emulated("gemm bf16 two tiles", seed=1)

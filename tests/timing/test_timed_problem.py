@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +24,7 @@ from fa4core.timing.roles import roles_of
 from fa4core.timing.spots import spots_of
 from fa4core.variant import Variant
 from primitives import mask
+from primitives.schedule import Schedule
 
 try:
     find_tool("nvdisasm")
@@ -119,6 +121,32 @@ def test_another_kernel_than_the_problems_is_refused():
     found = peer.fa4(CAUSAL, problem(8192), "sm100")
     with pytest.raises(NotImplementedError, match=r"another kernel .* is_static_persistent=True"):
         found.run(found.rows, 2048, 1, 1)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("coordinates", ["packed_gqa", "split_kv"])
+def test_work_tiles_of_groups_and_of_shares(coordinates):
+    """Sixteen rows of eight heads, or a quarter of the keys: as many products as one head's."""
+    schedule = Schedule(coordinates, "dynamic", num_splits=4 if coordinates == "split_kv" else 1)
+    variant = Variant(mask=mask.causal(), schedule=schedule)
+    p = attrs.evolve(problem(4096, batch=1), heads_kv=2)
+    found = model(subject.ours(variant, p, "sm100"), variant, p, "sm100", seeds=1)
+    packed, shares = found.packed, schedule.num_splits
+    assert (packed, found.rows) == ((8, 32) if shares == 1 else (1, 256))
+    assert found.busy["tensor"] == 2048
+    assert len(found.work) == 16 * 4096 // 256 * shares
+    whole = model(subject.ours(CAUSAL, p, "sm100"), CAUSAL, p, "sm100", seeds=1)
+    assert found.block_cycles.mean == pytest.approx(whole.block_cycles.mean, rel=0.10)
+
+
+def test_packed_sequences_are_taken_and_pages_refused():
+    packed = attrs.evolve(
+        problem(256, batch=3), seqlens_q=(8, 256, 0), seqlens_k=(8, 256, 0), starts_q=(0, 8, 264),
+        starts_k=(0, 8, 264),
+    )  # fmt: skip
+    assert subject.ours(CAUSAL, packed, "sm100").rows == 256
+    with pytest.raises(NotImplementedError, match="pages"):
+        subject.ours(CAUSAL, attrs.evolve(packed, starts_k=None, page_size=64), "sm100")
 
 
 def test_measured_on_an_h200():

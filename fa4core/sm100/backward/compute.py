@@ -17,7 +17,8 @@ from fa4core.pipeline.effects import reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm100 import tmem
 from fa4core.sm100.backward.finish import Finish
-from fa4core.sm100.backward.spec import HALF, TILE, Spec, ds_stage
+from fa4core.sm100.backward.spec import Spec, ds_stage
+from fa4core.sm100.backward.tiles import TILE
 from fa4core.sm100.exp import exp2_pair
 
 LOG2E = math.log2(math.e)
@@ -27,10 +28,12 @@ LOG2E = math.log2(math.e)
 def compute(work: Any, plan: Any, ends: Ends, half: Any):
     """Block by block: S -> P, dP -> dS; then dK and dV of the work tile."""
     s, p = ends.waits("s_full"), ends.posts("p_ready")
-    dp, ds = ends.waits("dp_full"), ends.posts("ds_ready")
+    s_read = ends.posts("s_read", optional=True)
+    dp, ds = ends.waits("dp_full", optional=True), ends.posts("ds_ready", optional=True)
     rows, grads = ends.waits("rows_full"), ends.waits("grads_full")
     copied = ends.posts("ds_copied", optional=True)
     ds_free = ends.waits("ds_empty", optional=True)
+    read, all_read = (end("staged_read", optional=True) for end in (ends.posts, ends.waits))
     place = ds_stage(work.pair, work.cta, half)
     source = plan.source(ends)
     index = source.first()
@@ -44,12 +47,16 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     stage = rows.take()
                     s.take()
                     scores = work.load_scores(half)
+                    s_read.arrive()
                     weights = work.weigh(half, scores, item, head, i, partial, stage)
                     p.arrive()
-                    dp.take()
-                    ds_free.take()
-                    work.differentiate(half, weights, scores, item, head, i, partial, stage, place)
-                    ds.arrive()
+                    if const_expr(work.with_k):
+                        dp.take()
+                        ds_free.take()
+                        work.differentiate(
+                            half, weights, scores, item, head, i, partial, stage, place
+                        )
+                        ds.arrive()
                     if const_expr(work.pair):  # noqa: SIM102 (when compiling)
                         if half != work.cta:  # of the queries for which the peer forms dQ
                             barrier = copied.expect(work.copied_bytes, half)
@@ -65,6 +72,8 @@ def compute(work: Any, plan: Any, ends: Ends, half: Any):
                     work.stage_zeros(place, result, item)
                 work.store(place, result, item)
                 work.settle(0)
+        read.arrive()
+        all_read.take()
         index = source.next(index)
     ds_free.drain()
 
@@ -73,23 +82,27 @@ class ComputeWork(Finish):
     """What a compute thread does with its key.
 
     Attributes:
-        rows: (128, {LSE, delta}, stage) in shared memory.
+        ds: The row of dS in shared memory, in the warpgroup's half.
+        rows: (queries, {LSE, delta}, stage) in shared memory.
         mods: Mask and score mod.
         copy: Of the warp's rows of dS to the peer.
         cta: Rank of the CTA in its pair.
     """
 
-    def __init__(self, spec: Spec, thread, tmem, ds, stores, rows, mods, scale, copy, cta):
-        super().__init__(spec, thread, tmem, ds, stores, scale)
-        self.rows, self.mods, self.copy, self.cta, self.pair = rows, mods, copy, cta, spec.pair
-        self.copied_bytes = copy.nbytes
+    def __init__(
+        self, spec: Spec, thread, tmem, ds, staged, stores, rows, mods, scale, copy, cta
+    ):  # fmt: skip
+        super().__init__(spec, thread, tmem, staged, stores, scale)
+        self.ds, self.rows, self.mods, self.copy, self.cta = ds, rows, mods, copy, cta
+        self.pair, self.with_k = spec.pair, spec.with_k
+        self.copied_bytes = copy.nbytes if spec.pair else 0
         self.width = 16 if spec.derivative else 32
-        self.firsts = range(0, HALF, self.width)
+        self.firsts = range(0, spec.half, self.width)
 
     @touches(lambda half: (reads("s", half),))
     def load_scores(self, half: Any) -> cute.Tensor:
         """The key's raw scores, in registers."""
-        scores = cute.make_rmem_tensor(cute.make_layout(HALF), cutlass.Float32)
+        scores = cute.make_rmem_tensor(cute.make_layout(self.spec.half), cutlass.Float32)
         for first in self.firsts:
             place = tmem.columns(self.tmem["s"](half) + first, self.width)
             tmem.load(place, self._part(scores, first), self.thread)
@@ -118,8 +131,9 @@ class ComputeWork(Finish):
             self._exponentiate(half, first, weights, stage)
             part = self._part(rounded, first)
             part.store(weights.load().to(self.dtype))
-            place = tmem.columns(self.tmem["p"](half) + first // 2, self.width // 2)
-            tmem.store(cute.recast_tensor(part, cutlass.Float32), place, self.thread)
+            if self.spec.with_v:
+                place = tmem.columns(self.tmem["p"](half) + first // 2, self.width // 2)
+                tmem.store(cute.recast_tensor(part, cutlass.Float32), place, self.thread)
         cute.arch.fence_view_async_tmem_store()
         return rounded if self.spec.derivative else scores
 
@@ -195,7 +209,7 @@ class ComputeWork(Finish):
     def _indices(self, item: Any, half: Any, i: Any) -> tuple[Any, Any]:
         """The key, and the first query; told anew each time, so that the compiler keeps nothing
         that mods make of them for an element from block to block, or from P to dS."""
-        first = cute.arch.shuffle_sync(i * TILE + half * HALF, 0)
+        first = cute.arch.shuffle_sync(i * self.spec.queries + half * self.spec.half, 0)
         key = cute.arch.shuffle_sync(item.tile * TILE + self.thread, cute.arch.lane_idx())
         return key, cute.arch.make_warp_uniform(first)
 
@@ -203,7 +217,8 @@ class ComputeWork(Finish):
         """LSE or delta of four queries: the same for all threads, a broadcast."""
         values = cute.make_rmem_tensor(cute.make_layout(4), cutlass.Float32)
         row = self.rows[None, which, stage]
-        cute.autovec_copy(cute.local_tile(row, (4,), (half * (HALF // 4) + at // 4,)), values)
+        place = half * (self.spec.half // 4) + at // 4
+        cute.autovec_copy(cute.local_tile(row, (4,), (place,)), values)
         return values
 
 

@@ -15,7 +15,8 @@ from fa4core.forward.tma import Operand
 from fa4core.pipeline.declare import WARP
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.sm100 import tmem
-from fa4core.sm100.backward.spec import PART, TILE, Result, Spec
+from fa4core.sm100.backward.spec import PART, Result, Spec
+from fa4core.sm100.backward.tiles import TILE
 from fa4core.sm100.memory import DTYPES
 
 PIECE = 16  # columns at a time
@@ -27,17 +28,17 @@ class Finish(Fixed):
     Attributes:
         thread: 0..127 within the warpgroup.
         tmem: Address of each region of tensor memory, by name and stage.
-        ds: The row in shared memory, at the warpgroup's stage.
+        staged: The row in shared memory, at the warpgroup's stage.
         stores: By "dk" and "dv": of (rows, d, heads_kv, batch, shift).
         scale: Run-time factor on q . k.
     """
 
-    def __init__(self, spec: Spec, thread, tmem, ds, stores: dict[str, Operand], scale):
-        self.spec, self.thread, self.tmem, self.ds = spec, thread, tmem, ds
+    def __init__(self, spec: Spec, thread, tmem, staged, stores: dict[str, Operand], scale):
+        self.spec, self.thread, self.tmem, self.staged = spec, thread, tmem, staged
         self.stores, self.scale = stores, scale
         self.dtype, self.results = DTYPES[spec.dtype], spec.results
 
-    @touches(lambda stage, result, item: (reads(result.name), writes("ds", stage)))
+    @touches(lambda stage, result, item: (reads(result.name), writes("staged", stage)))
     def stage(self, stage: Any, result: Result, item: Any) -> None:
         """Part of a key's row, to shared memory."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
@@ -51,7 +52,7 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda stage, result, item: (writes("ds", stage),))
+    @touches(lambda stage, result, item: (writes("staged", stage),))
     def stage_zeros(self, stage: Any, result: Result, item: Any) -> None:
         """Of a key that no query attends to."""
         values = cute.make_rmem_tensor(cute.make_layout(PIECE), cutlass.Float32)
@@ -60,7 +61,7 @@ class Finish(Fixed):
             self._write(first, values, item)
         self._show()
 
-    @touches(lambda stage, result, item: (reads("ds", stage),), unit="store")
+    @touches(lambda stage, result, item: (reads("staged", stage),), unit="store")
     def store(self, stage: Any, result: Result, item: Any) -> None:
         """The warp's rows of a part, begun."""
         warp = cute.arch.make_warp_uniform(self.thread // WARP)
@@ -78,7 +79,7 @@ class Finish(Fixed):
     def _write(self, first: int, values: cute.Tensor, item: Any) -> None:
         rounded = cute.make_rmem_tensor(values.layout, self.dtype)
         rounded.store(values.load().to(self.dtype))
-        self.ds.write(rounded, first=first // 8, zero=item.seqlen_k >> 31)
+        self.staged.write(rounded, first=first // 8, zero=item.seqlen_k >> 31)
 
     def _show(self) -> None:
         """To TMA, what the warp has written."""

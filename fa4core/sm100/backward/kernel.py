@@ -21,34 +21,40 @@ from fa4core.pipeline.device import LEADER, copy_of, in_role, thread_of
 from fa4core.sm100.backward.compute import ComputeWork, compute
 from fa4core.sm100.backward.load import LoadWork, load
 from fa4core.sm100.backward.memory import Memory
-from fa4core.sm100.backward.mma import MmaWork, Operands, mma
+from fa4core.sm100.backward.mma import MmaWork, mma
 from fa4core.sm100.backward.reduce import ReduceWork, reduce
 from fa4core.sm100.backward.relay import RelayWork, relay
-from fa4core.sm100.backward.spec import PART, TILE, Spec, ds_stage
+from fa4core.sm100.backward.spec import PART, Spec, ds_stage
+from fa4core.sm100.backward.tiles import TILE
 from fa4core.sm100.begin import Begin, meet_all
 from fa4core.sm100.memory import DTYPES
 from fa4core.sm100.product import MN_MAJOR, Product, group
+from fa4core.sm100.tmem import LANES
+from fa4core.sm100.umma import InShared
 
 Copy = tuple[cute.CopyAtom, cute.Tensor]  # TMA's, and its view of a tensor
 
 
 def products(spec: Spec) -> dict[str, Product]:
-    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), dQ = dS K (queries)."""
-    dtype, ctas, keys = DTYPES[spec.dtype], spec.ctas, TILE * spec.ctas
+    """S = K Q^T, dP = V dO^T, dV = P dO, dK = dS Q (keys are rows of all), and dQ = dS K (queries)
+    or, in groups of 128 columns of K, dQ^T = K^T dS^T."""
+    dtype, ctas, keys, queries = DTYPES[spec.dtype], spec.ctas, TILE * spec.ctas, spec.queries
     transposed: dict[str, Any] = {"b_major": MN_MAJOR, "a_in_tensor_memory": True}
+    of_dq = (LANES, queries, keys) if spec.wide else (queries, spec.d, keys)
     return {
-        "s": Product(dtype, (keys, TILE, spec.d), ctas),
-        "dp": Product(dtype, (keys, TILE, spec.d_v), ctas),
-        "dv": Product(dtype, (keys, spec.d_v, TILE), ctas, **transposed),
-        "dk": Product(dtype, (keys, spec.d, TILE), ctas, **transposed),
-        "dq": Product(dtype, (TILE, spec.d, keys), ctas, a_major=MN_MAJOR, b_major=MN_MAJOR),
+        "s": Product(dtype, (keys, queries, spec.d), ctas),
+        "dp": Product(dtype, (keys, queries, spec.d_v), ctas),
+        "dv": Product(dtype, (keys, spec.d_v, queries), ctas, **transposed),
+        "dk": Product(dtype, (keys, spec.d, queries), ctas, **transposed),
+        "dq": Product(dtype, of_dq, ctas, a_major=MN_MAJOR, b_major=MN_MAJOR),
     }
 
 
 def operands(spec: Spec) -> dict[str, tuple[int, int]]:
     """Rows and columns of the operands that are loaded, by region."""
     d, d_v = spec.d, spec.d_v
-    either = {"k": (TILE, d), "q": (spec.rows, d), "v": (TILE, d_v), "do": (spec.rows, d_v)}
+    either = {"k": (TILE, d), "q": (spec.rows, d), "do": (spec.rows, d_v)}
+    either |= {"v": (TILE, d_v)} if spec.with_k else {}
     if not spec.pair:
         return either
     columns = {"k": (2 * TILE, d // 2), "q": (TILE, d // 2), "do": (TILE, d_v // 2)}
@@ -105,8 +111,9 @@ def backward_kernel(
             mma(*begin("mma", _issuing))
     if in_role(pipeline, "reduce", warp):
         _set_registers(registers["reduce"])
-        row = thread_of(pipeline, "reduce", thread)
-        reduce(*begin("reduce", lambda memory: _adding(memory, row, cta, sums, turns)))
+        if cutlass.const_expr(spec.with_k):
+            row = thread_of(pipeline, "reduce", thread)
+            reduce(*begin("reduce", lambda memory: _adding(memory, row, cta, sums, turns)))
     if in_role(pipeline, "compute", warp):
         cute.arch.setmaxregister_increase(registers["compute"])
         row = thread_of(pipeline, "compute", thread)
@@ -138,25 +145,36 @@ def _loading(
 
 
 def _issuing(memory: Memory) -> MmaWork:
-    kinds = products(memory.spec)
+    spec, kinds = memory.spec, products(memory.spec)
     s, dp, dv, dk, dq = (kinds[x] for x in ("s", "dp", "dv", "dk", "dq"))
-    operands = Operands(
-        (s.a(memory, "k"), s.b(memory, "q")),
-        (dp.a(memory, "v"), dp.b(memory, "do")),
-        dv.b(memory, "do_columns"),
-        dk.b(memory, "q_columns"),
-        (dq.a(memory, "ds", stages=1), dq.b(memory, "k_columns")),
-    )
-    tmem = {name: memory.columns(name)(0).toint() for name in memory.spec.tmem}
+    found: dict[str, tuple[InShared, ...]] = {"s": (s.a(memory, "k"), s.b(memory, "q"))}
+    if spec.with_v:
+        found["dv"] = (dv.b(memory, "do_columns"),)
+    if spec.with_k:
+        found["dp"] = dp.a(memory, "v"), dp.b(memory, "do")
+        found["dk"], found["dq"] = (dk.b(memory, "q_columns"),), _operands_of_dq(memory, dq)
+    tmem = {name: memory.columns(name)(0).toint() for name in spec.tmem}
     instructions = {name: kind.instruction for name, kind in kinds.items()}
-    return MmaWork(memory.spec, instructions, operands, tmem)
+    return MmaWork(spec, instructions, found, tmem)
+
+
+def _operands_of_dq(memory: Memory, dq: Product) -> tuple[InShared, InShared]:
+    spec, whole = memory.spec, (1, None)
+    if not spec.wide:
+        return dq.a(memory, "ds", whole), dq.b(memory, "k_columns")
+    apart = spec.dq_groups[-1] * TILE * 2  # bytes of the panels between the groups
+    return dq.a(memory, "k", (len(spec.dq_groups), apart)), dq.b(memory, "ds", whole)
 
 
 def _adding(memory: Memory, row: Any, cta: Any, sums: Copy, turns: cute.Tensor) -> ReduceWork:
     columns = memory.spec.added
     staged = memory.panels("added", (WARP,), columns, dtype=cutlass.Float32)
-    dq, row_of_it = memory.columns("dq")(0), memory.row("added", row, nbytes=columns * 4)
-    return ReduceWork(memory.spec, row, cta, dq, row_of_it, Operand(*sums, staged), turns)
+    if memory.spec.wide:
+        line: Any = memory.column("added", row // WARP, row % WARP)
+    else:
+        line = memory.row("added", row, nbytes=columns * 4)
+    dq = memory.columns("dq")(0)
+    return ReduceWork(memory.spec, row, cta, dq, line, Operand(*sums, staged), turns)
 
 
 def _computing(
@@ -165,13 +183,14 @@ def _computing(
 ) -> ComputeWork:  # fmt: skip
     spec = memory.spec
     tmem = {name: memory.columns(name) for name in spec.tmem}
-    staged, ds = (
-        memory.panels("ds", (WARP,), PART),
-        memory.row("ds", row, ds_stage(spec.pair, cta, half)),
-    )
-    out = {name: Operand(*stores[name], staged) for name in stores}
-    copy = memory.to_peer(cta, row)
-    return ComputeWork(spec, row, tmem, ds, out, memory.numbers, mods, scale, copy, cta)
+    place, panels = ds_stage(spec.pair, cta, half), memory.panels("staged", (WARP,), PART)
+    out = {name: Operand(*stores[name], panels) for name in stores}
+    ds = staged = memory.row("staged", row, place)  # dS lies there, too
+    if spec.wide:  # whose halves of the queries share rows of 128 bytes
+        ds = memory.row("staged", row, piece=half * 4)
+    copy = memory.to_peer(cta, row) if spec.pair else None
+    rows = memory.numbers
+    return ComputeWork(spec, row, tmem, ds, staged, out, rows, mods, scale, copy, cta)
 
 
 @cute.jit

@@ -18,15 +18,16 @@ from fa4core.forward.tma import Operand
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.pipeline.loop import range
-from fa4core.sm100.backward.spec import TILE, Spec
+from fa4core.sm100.backward.spec import Spec
+from fa4core.sm100.backward.tiles import TILE
 
 
 @cute.jit
 def load(work: Any, plan: Any, ends: Ends):
-    """K Q0 V dO0 Q1 dO1 ..., each Q with its block's LSE and delta; for a pair, columns of K, Q and
-    dO behind dO."""
+    """K Q0 V dO0 Q1 dO1 ..., each Q with its block's LSE and delta; V if dK is computed; for a
+    pair, columns of K, Q and dO behind dO."""
     k, k_free = ends.posts("k_full"), ends.waits("k_empty")
-    v, v_free = ends.posts("v_full"), ends.waits("v_empty")
+    v, v_free = ends.posts("v_full", optional=True), ends.waits("v_empty", optional=True)
     q, q_free = ends.posts("q_full"), ends.waits("q_empty")
     do, do_free = ends.posts("do_full"), ends.waits("do_empty")
     rows = ends.posts("rows_full")
@@ -50,9 +51,10 @@ def load(work: Any, plan: Any, ends: Ends):
                 q.advance()
                 work.load_rows(item, head, i, rows.stage, barrier=rows.expect(work.row_bytes))
                 rows.advance()
-                if waiting:
-                    v_free.take()
-                    work.load_v(item, barrier=v.expect(work.v_bytes))
+                if const_expr(work.with_k):  # noqa: SIM102 (when compiling)
+                    if waiting:
+                        v_free.take()
+                        work.load_v(item, barrier=v.expect(work.v_bytes))
                 do_free.take()
                 work.load_do(item, head, i, barrier=do.expect(work.do_bytes))
                 if const_expr(work.pair):
@@ -87,16 +89,17 @@ class LoadWork(Fixed):
     Attributes:
         operands: By "k", "v", "q", "do" and, for a pair, "k_columns", "q_columns", "do_columns".
         lse, delta: (rows, heads_q) in global memory, padded.
-        rows: (128, {LSE, delta}, stage) in shared memory.
+        rows: (queries, {LSE, delta}, stage) in shared memory.
         cta: Rank of the CTA in its pair.
     """
 
     def __init__(self, spec: Spec, operands: dict[str, Operand], lse, delta, rows, cta: Any):
         self.spec, self.operands, self.rows = spec, operands, rows
-        self.lse, self.delta, self.cta, self.pair = lse, delta, cta, spec.pair
+        self.lse, self.delta, self.cta = lse, delta, cta
+        self.pair, self.with_k = spec.pair, spec.with_k
         self.k_bytes, self.v_bytes = TILE * spec.d * 2, TILE * spec.d_v * 2
         self.q_bytes, self.do_bytes = spec.rows * spec.d * 2, spec.rows * spec.d_v * 2
-        self.row_bytes = 2 * TILE * 4
+        self.row_bytes = 2 * spec.queries * 4
 
     @touches(lambda item, barrier: (writes("k"),), unit="tma")
     def load_k(self, item: Any, barrier: Any) -> None:
@@ -138,28 +141,30 @@ class LoadWork(Fixed):
     def _queries(
         self, name: str, item: Any, head: Any, i: Any, columns: int, stage: Any, barrier: Any
     ) -> None:
-        operand, first = self.operands[name], i * TILE + self.cta * self.spec.rows
+        operand, rows = self.operands[name], self.spec.rows
+        first = i * self.spec.queries + self.cta * rows
         there, row = operand.rows(item.b_q, head, item.start_q, item.seqlen_q, first)
-        operand.load(there, (row, 0), (self.spec.rows, columns), (0, stage), barrier)
+        operand.load(there, (row, 0), (rows, columns), (0, stage), barrier)
 
     def _query_columns(
         self, name: str, item: Any, head: Any, i: Any, columns: int, barrier: Any
     ) -> None:
         """All rows of a block, and the CTA's half of the columns."""
-        operand = self.operands[name]
-        there, row = operand.rows(item.b_q, head, item.start_q, item.seqlen_q, i * TILE)
-        operand.load(there, (row, self.cta * columns), (TILE, columns), (0, 0), barrier)
+        operand, queries = self.operands[name], self.spec.queries
+        there, row = operand.rows(item.b_q, head, item.start_q, item.seqlen_q, i * queries)
+        operand.load(there, (row, self.cta * columns), (queries, columns), (0, 0), barrier)
 
     @touches(lambda item, head, i, stage, barrier: (writes("rows", stage),), unit="tma")
     def load_rows(self, item: Any, head: Any, i: Any, stage: Any, barrier: Any) -> None:
         """LSE and delta of a block's queries: padded, so that they are always all there."""
-        _load_rows(self, head, item.rows_q + i * TILE, stage, barrier)
+        _load_rows(self, head, item.rows_q + i * self.spec.queries, stage, barrier)
 
 
 @cute.jit
 def _load_rows(work: Any, head: Any, first: Any, stage: Any, barrier: Any):
     atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), work.rows.element_type)
+    queries = work.spec.queries
     with cute.arch.elect_one():
         for number, tensor in enumerate((work.lse, work.delta)):
-            of = cute.local_tile(cute.domain_offset((first,), tensor[None, head]), (TILE,), (0,))
+            of = cute.local_tile(cute.domain_offset((first,), tensor[None, head]), (queries,), (0,))
             cute.copy(atom, of, work.rows[None, number, stage], mbar_ptr=barrier)

@@ -35,13 +35,18 @@ def programs(
     known = {
         "pair": spec.pair,
         "dq_inside": spec.dq_inside,
-        "stages": spec.added_stages,
-        "groups": spec.dq_groups,
-        "ahead": spec.parts_ahead,
+        "ahead": spec.ahead,
+        "with_v": spec.with_v,
+        "with_k": spec.with_k,
+        "stages": spec.stages.added,
+        "groups": spec.held,
+        "parts_ahead": spec.parts_ahead,
         "deterministic": spec.deterministic,
         "results": spec.results,
     }
     roles = ROLES | (PAIR_ROLES if spec.pair else {})
+    if not spec.with_k:
+        del roles["reduce"]
     return protocol.programs(roles, spec, blocks, known, change, Plan)
 
 

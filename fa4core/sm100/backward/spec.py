@@ -1,7 +1,7 @@
 """What a backward kernel is compiled for, and the pipeline that follows from it.
 
 Plain values: nothing here imports the DSL. The protocol in words (FlashAttention-4, section 3.2): a
-CTA keeps K and V of 128 keys, and dK and dV in tensor memory, while tiles of 128 queries go by.
+CTA keeps K and V of 128 keys, and dK and dV in tensor memory, while tiles of queries go by.
 Scores are computed transposed, S^T = K Q^T and dP^T = V dO^T, a lane of tensor memory for each key,
 so that P^T and dS^T are operands there. Block by block, the MMA warp issues S of the next block,
 then dK and dQ of this one, then dP and dV of the next one: while the tensor core works on dK and
@@ -12,7 +12,8 @@ there" also says that dQ of block i is done: dS may be overwritten. S may be ove
 block's because the dV that read its alias P was issued before. LSE and delta may be overwritten
 with Q: dK, which read it, needed dS. dV and dK may be overwritten by the next work tile's: dV needs
 P, which the compute role makes when it has read them. dQ has no room of its own if head dims are
-large; then dP of the next block must wait until the reduce role has read dQ.
+large; then dP of the next block must wait until the reduce role has read dQ. Head dims above 128
+have tiles of 64 queries and may take two launches; see `tuning`.
 
 With two CTAs, a cluster works on two tiles of keys side by side. The first CTA's MMA warp issues
 products of 256 keys, 128 in each CTA; each loads half of every operand B: of the queries for S and
@@ -21,8 +22,8 @@ is the sum over both tiles of keys: each CTA forms it for half of a block's quer
 much is added in global memory. It needs dS of all 256 keys for that, and gets the other tile's from
 its peer, which copies it over; K is loaded both ways, too. dP of the next block is issued before
 dQ of this one, so that the tensor core works while dS is under way. dQ lies where S was: between
-the halves of P, which then are at the ends; S of the block after the next one must wait until the
-reduce role has read it.
+the halves of P, which then are at the ends: dQ waits until the compute role has read S, and S of
+the block after the next one until the reduce role has read dQ.
 """
 
 from __future__ import annotations
@@ -32,15 +33,13 @@ from typing import Any
 
 import attrs
 
-from fa4core.backward.spec import BackwardSpec
 from fa4core.pipeline.declare import How, Limits, Pipeline, Region, Role, Signal
-from fa4core.sm100.spec import InTensorMemory
+from fa4core.pipeline.layout import place
+from fa4core.sm100.backward.tiles import HALVES, TILE, Tiles
+from fa4core.sm100.backward.tuning import STAGES, Stages
 
-TILE = 128  # keys of a work tile and queries of a block
-HALVES = 2  # of a block's queries: one for each copy of the compute role
-HALF = TILE // HALVES
 PART = 64  # columns of dK or dV staged at a time: rows of 128 bytes
-MAX_HEAD_DIM = 128
+ROW_STAGES = 2  # LSE and delta of this block, and of the next one
 
 
 @attrs.frozen
@@ -60,105 +59,44 @@ class Result:
 
 
 @attrs.frozen(slots=False)
-class Spec(InTensorMemory, BackwardSpec):
-    """A Blackwell backward kernel.
+class Spec(Tiles):
+    """A Blackwell backward kernel."""
 
-    Attributes:
-        derivative: Whether d value / d score is anything but 1, or captured tensors have gradients:
-            raw scores are then kept until dP is there.
-    """
-
-    derivative: bool = attrs.field(default=False, kw_only=True)
-    target: str = attrs.field(default="sm100", kw_only=True)
-
-    @property
-    def queries(self) -> int:
-        return TILE
-
-    @property
-    def keys(self) -> int:
-        return TILE
-
-    @property
-    def d(self) -> int:
-        """Head dim of the tiles: every CTA has a multiple of 16 of an operand's columns."""
-        step = 16 * self.ctas
-        return -(-self.head_dim // step) * step
-
-    @property
-    def d_v(self) -> int:
-        step = 16 * self.ctas
-        return -(-self.head_dim_v // step) * step
-
-    @property
-    def pair(self) -> bool:
-        """Whether two CTAs share a work tile."""
-        return self.ctas == 2
-
-    @property
-    def rows(self) -> int:
-        """Queries of a block that a CTA has of operand B of S and dP, and of dQ."""
-        return TILE // self.ctas
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """Of the reduce role, which takes a row of dQ at once; of the compute role; of others."""
-        if self.derivative:
-            return 72, 192, 56
-        return (152, 136, 88) if self.ctas == 1 else (136, 136, 104)
+    @cached_property
+    def stages(self) -> Stages:
+        """Lengths of rings in shared memory: the first choice that fits."""
+        limit, choices = Limits().smem_bytes, STAGES[self.ctas]
+        fits = (stages for stages in choices if _bytes(self._shared(stages)) <= limit)
+        return next(fits, choices[-1])
 
     @property
     def results(self) -> tuple[Result, ...]:
         """dV and dK in parts, which the copies of the compute role take in turn."""
+        columns = {"dv": self.d_v} if self.with_v else {}
+        columns |= {"dk": self.d} if self.with_k else {}
         parts = [
-            (name, first, min(PART, columns - first))
-            for name, columns in (("dv", self.d_v), ("dk", self.d))
-            for first in range(0, columns, PART)
+            (name, first, min(PART, count - first))
+            for name, count in columns.items()
+            for first in range(0, count, PART)
         ]
-        return tuple(Result(*part, n % HALVES) for n, part in enumerate(parts))
-
-    @property
-    def dq_columns(self) -> int:
-        """Columns of dQ that a thread of the reduce role has: a pair's two threads share a row."""
-        return self.d // self.ctas
-
-    @property
-    def added(self) -> int:
-        """Columns of dQ staged at a time: rows of 128 bytes, or of 64. A pair's must end where
-        those of the row's other thread begin; else TMA clips what is behind the last column."""
-        return 32 if self.ctas == 1 or self.dq_columns % 32 == 0 else 16
-
-    @property
-    def added_stages(self) -> int:
-        """As many as fit."""
-        return 2 if self.ctas == 1 or self.d + self.d_v <= 192 else 1
-
-    @property
-    def dq_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Parts of dQ that a thread of the reduce role holds at once."""
-        parts, most = range(-(-self.dq_columns // self.added)), 1 if self.derivative else 4
-        return tuple(tuple(parts[i : i + most]) for i in parts[::most])
+        copies = self.stages.staged
+        return tuple(Result(*part, n % copies) for n, part in enumerate(parts))
 
     @property
     def parts_ahead(self) -> tuple[int, ...]:
         """How many parts of dQ TMA may still be reading when each one is staged: the first part of
         a block, if parts are odd in number, is staged where the last one before it was."""
-        parts, stages = sum(map(len, self.dq_groups)), self.added_stages
+        parts, stages = len(self.shares), self.stages.added
         return tuple(0 if part == 0 and parts % stages else stages - 1 for part in range(parts))
 
     @property
-    def dq_inside(self) -> str | None:
-        """The region of tensor memory where dQ lies; None: it has columns of its own."""
-        if 2 * TILE + self.d_v + self.d + self.dq_columns <= Limits().tmem_columns:
-            return None
-        return "grads" if self.ctas == 1 else "scores"
+    def ahead(self) -> bool:
+        """Whether S of the next block is computed before dK of this one."""
+        return self.pair or self.stages.q > 1
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
         reduce, compute, others = self.registers
-        row_stages = 2  # LSE and delta of this block, and of the next one
-        q_stages = 3 - self.ctas  # Q of this block, for dK, and of the next one, for S
         return Pipeline(
             roles=(
                 Role("reduce", 0, 4, registers=reduce),
@@ -168,37 +106,11 @@ class Spec(InTensorMemory, BackwardSpec):
                 *self._rest(others),
             ),
             signals=(
-                Signal("k_full", (("load", tma),), "mma"),
-                Signal("k_empty", (("mma", commit),), "load", passed=True),
-                Signal("v_full", (("load", tma),), "mma"),
-                Signal("v_empty", (("mma", commit),), "load", passed=True),
-                Signal("q_full", (("load", tma),), "mma", stages=q_stages),
-                Signal("q_empty", (("mma", commit),), "load", stages=q_stages, passed=True),
-                Signal("do_full", (("load", tma),), "mma"),
-                Signal("do_empty", (("mma", commit),), "load", passed=True),
-                Signal("rows_full", (("load", tma),), "compute", stages=row_stages),
-                Signal("s_full", (("mma", commit),), "compute"),
-                Signal("p_ready", (("compute", warps),), "mma"),
-                Signal("dp_full", (("mma", commit),), "compute"),
-                Signal("ds_ready", (("compute", warps),), "mma"),
-                Signal("dq_full", (("mma", commit),), "reduce"),
-                Signal("dq_empty", (("reduce", warps),), "mma", passed=True),
-                Signal("grads_full", (("mma", commit),), "compute"),
+                *self._signals,
+                *(self._signals_of_k if self.with_k else ()),
                 *(self._signals_of_pairs if self.pair else ()),
             ),
-            smem=(
-                Region("k", TILE * self.d * 2, align=1024),
-                Region("v", TILE * self.d_v * 2, align=1024),
-                Region("q", self.rows * self.d * 2, stages=q_stages, align=1024),
-                Region("do", self.rows * self.d_v * 2, align=1024),
-                *self._by_columns(q_stages),
-                # see `ds_stage`; behind the last block, dK and dV are staged there
-                Region("ds", TILE * HALF * 2, stages=3 if self.pair else HALVES, align=1024),
-                Region("added", TILE * self.added * 4, stages=self.added_stages, align=1024),
-                Region("rows", 2 * TILE * 4, stages=row_stages, align=16),  # LSE and delta
-                Region("barriers", 256, align=16),
-                Region("address", 16, align=16),
-            ),
+            smem=self._shared(self.stages),
             tmem=self._columns,
             ctas=self.ctas,
         )
@@ -213,8 +125,40 @@ class Spec(InTensorMemory, BackwardSpec):
         )
 
     @property
+    def _signals(self) -> tuple[Signal, ...]:
+        tma, commit, warps, stages = How.TMA, How.COMMIT, How.WARPS, self.stages.q
+        return (
+            Signal("k_full", (("load", tma),), "mma"),
+            Signal("k_empty", (("mma", commit),), "load", passed=True),
+            Signal("q_full", (("load", tma),), "mma", stages=stages),
+            Signal("q_empty", (("mma", commit),), "load", stages=stages, passed=True),
+            Signal("do_full", (("load", tma),), "mma"),
+            Signal("do_empty", (("mma", commit),), "load", passed=True),
+            Signal("rows_full", (("load", tma),), "compute", stages=ROW_STAGES),
+            Signal("s_full", (("mma", commit),), "compute"),
+            Signal("p_ready", (("compute", warps),), "mma"),
+            Signal("grads_full", (("mma", commit),), "compute"),
+        )
+
+    @property
+    def _signals_of_k(self) -> tuple[Signal, ...]:
+        tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
+        # 64 queries: results are staged where the other copy's dS lies
+        read = (Signal("staged_read", (("compute", warps),), "compute"),)
+        return (
+            Signal("v_full", (("load", tma),), "mma"),
+            Signal("v_empty", (("mma", commit),), "load", passed=True),
+            Signal("dp_full", (("mma", commit),), "compute"),
+            Signal("ds_ready", (("compute", warps),), "mma"),
+            Signal("dq_full", (("mma", commit),), "reduce"),
+            Signal("dq_empty", (("reduce", warps),), "mma", passed=True),
+            *(read if self.wide else ()),
+        )
+
+    @property
     def _signals_of_pairs(self) -> tuple[Signal, ...]:
         tma, commit, warps = How.TMA, How.COMMIT, How.WARPS
+        between = self.dq_inside == "scores"  # dQ need not wait for P then, but for who reads S
         return (
             Signal("k_columns_full", (("load", tma),), "mma"),
             Signal("k_columns_empty", (("mma", commit),), "load", passed=True),
@@ -226,6 +170,31 @@ class Spec(InTensorMemory, BackwardSpec):
             Signal("ds_copied", (("compute", How.COPY),), "relay", copies=HALVES),
             Signal("ds_exchanged", (("relay", warps),), "mma"),
             Signal("ds_empty", (("mma", commit),), "compute", passed=True),
+            *((Signal("s_read", (("compute", warps),), "mma"),) if between else ()),
+        )
+
+    def _shared(self, stages: Stages) -> tuple[Region, ...]:
+        """See `ds_stage`; behind the last block, dK and dV are staged where dS was."""
+        part, ds = TILE * PART * 2, TILE * self.half * 2
+        tiles = 3 if self.pair else HALVES
+        staged = tiles if self.pair else stages.staged
+        of_k = (
+            # of 64 queries the halves lie side by side in rows of 128 bytes, not like this
+            Region("ds", ds, stages=tiles, stride=ds, inside="results"),
+            Region("v", TILE * self.d_v * 2, align=1024),
+            Region("added", TILE * self.added * 4, stages=stages.added, align=1024),
+        )
+        return (
+            Region("k", TILE * self.d * 2, align=1024),
+            Region("q", self.rows * self.d * 2, stages=stages.q, align=1024),
+            Region("do", self.rows * self.d_v * 2, align=1024),
+            *self._by_columns(stages.q),
+            Region("results", staged * part, align=1024),
+            Region("staged", part, stages=staged, stride=part, inside="results"),
+            *(of_k if self.with_k else ()),
+            Region("rows", 2 * self.queries * 4, stages=ROW_STAGES, align=16),  # LSE and delta
+            Region("barriers", 256, align=16),
+            Region("address", 16, align=16),
         )
 
     def _by_columns(self, q_stages: int) -> tuple[Region, ...]:
@@ -242,22 +211,29 @@ class Spec(InTensorMemory, BackwardSpec):
     def _columns(self) -> tuple[Region, ...]:
         """Everything by halves of the queries is in stages: each copy of the compute role reads its
         half, and overwrites it with 16-bit values, two a column, whatever the other one does."""
-        between = self.dq_inside == "scores"  # dQ, the halves of P
-        halves = {"stages": HALVES, "stride": HALF}
-        at_the_ends = {"stages": HALVES, "stride": TILE - HALF // 2}
-        return (
-            Region("scores", TILE),
-            Region("s", HALF, inside="scores", **halves),
-            Region("p", HALF // 2, inside="scores", **(at_the_ends if between else halves)),
-            Region("dv", self.d_v),
-            Region("grads", TILE),
-            Region("dp", HALF, inside="grads", **halves),
-            Region("ds_t", HALF // 2, inside="grads", **halves),
+        half, inside = self.half, self.dq_inside
+        between = inside == "scores"  # dQ, the halves of P
+        halves = {"stages": HALVES, "stride": half}
+        at_the_ends = {"stages": HALVES, "stride": self.queries - half // 2}
+        of_k = (
+            Region("grads", max(self.queries, self.dq_columns if inside == "grads" else 0)),
+            Region("dp", half, inside="grads", **halves),
+            Region("ds_t", half // 2, inside="grads", **halves),
             Region("dk", self.d),
-            Region(
-                "dq", self.dq_columns, inside=self.dq_inside, offset=HALF // 2 if between else 0
-            ),
+            Region("dq", self.dq_columns, inside=inside, offset=half // 2 if between else 0),
         )
+        return (
+            Region("scores", self.queries),
+            Region("s", half, inside="scores", **halves),
+            Region("p", half // 2, inside="scores", **(at_the_ends if between else halves)),
+            *((Region("dv", self.d_v),) if self.with_v else ()),
+            *(of_k if self.with_k else ()),
+        )
+
+
+def _bytes(regions: tuple[Region, ...]) -> int:
+    """Of regions, laid out without a limit."""
+    return max(p.end for p in place(regions, 1 << 30, "bytes").values())
 
 
 def ds_stage(pair: bool, cta: Any, half: Any) -> Any:

@@ -15,6 +15,7 @@ import cutlass
 from cutlass import cute
 
 from fa4core.forward.rows import results_batch, row_at, write_row
+from fa4core.forward.work import key_tile
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
@@ -126,9 +127,9 @@ class SoftmaxWork(Fixed):
         if self.mods.nothing_to_do(partial):
             return
         if not self.mods.long(partial):
-            self.mods.apply(scores, item, row, j * TILE, partial, self.scale)
+            self.mods.apply(scores, item, row, key_tile(j) * TILE, partial, self.scale)
             return
-        _modify_in_place(self, t, item, row, j * TILE, partial)
+        _modify_in_place(self, t, item, row, key_tile(j) * TILE, partial)
         self._load_row(t, scores)
 
     def _load_row(self, t: Any, row: cute.Tensor) -> None:

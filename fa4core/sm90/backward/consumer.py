@@ -31,25 +31,29 @@ from fa4core.sm90.fragments import (
     moved,
     row_of,
 )
-from fa4core.sm90.memory import put, put_as_held, stored
+from fa4core.sm90.memory import add_as_held, put, put_as_held, stored
 
 
 @cute.jit
 def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     """P and dS of the first query tile; then S of each next one with dQ and dK of that before it.
 
-    What is begun in order: dV, then S of the next tile, dQ, dK, then dP of the next tile.
+    What is begun in order: S of the next tile, dQ and dK of this one, dP and dV of the next. While
+    the tensor core works on dK and dP, threads pass dQ on and compute the next P; on dV, the next
+    dS, which they exchange during S. Part of dV may be `late`, with dS exchanged before, where
+    registers are short.
     """
     kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
     out, out_free = ends.waits("grad_out_full"), ends.posts("grad_out_empty")
     p, p_full = ends.waits("p_full", optional=True), ends.posts("p_full", optional=True)
     grad_s, grad_s_full = ends.waits("grad_s_full"), ends.posts("grad_s_full")
-    room, grad_q_full = ends.waits("grad_q_empty"), ends.posts("grad_q_full")
+    room = ends.waits("grad_q_empty", optional=True)
+    grad_q_full = ends.posts("grad_q_full", optional=True)
     all_read, read = ends.waits("grad_s_read"), ends.posts("grad_s_read")
     all_stored, is_stored = ends.waits("grad_v_stored"), ends.posts("grad_v_stored")
     in_smem, tile = ends.declares("p_full"), t % len(work.tiles)
-    apart = ends.inside("grad_v", "grad_s")
+    apart, staged = ends.inside("grad_v", "grad_s"), ends.declares("grad_q_full")
     source = plan.source(ends)
     index = source.first()
     while index < plan.count:
@@ -67,20 +71,24 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.scores(t, q_stage)
             out_stage = out.take()
             work.grad_weights(t, out_stage)
+            work.recall_lse(t, q_stage, True)
             work.settle(1)
             if plan.kind(begin, tile) == FULL:
                 work.modify(t, item, begin, begin.first, False)
             else:
                 work.modify(t, item, begin, begin.first, True)
-            work.weigh(t, q_stage)
+            work.recall_lse(t, q_stage, False)
+            work.weigh(t)
             work.pass_on(t, p_full.stage, in_smem, 0)
             p_full.arrive()
             p_full.advance()
             p.wait()
             work.add_v(t, p.stage, out_stage, in_smem, 0)
             p.advance()
+            work.recall_delta(t, out_stage, True)
             work.settle(1)
-            work.grad_values(t, out_stage)
+            work.recall_delta(t, out_stage, False)
+            work.grad_values(t)
             if const_expr(work.differentiates):
                 work.scores(t, q_stage)
                 work.settle(0)
@@ -88,32 +96,37 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.differentiate(t, item, begin, begin.first, False)
                 else:
                     work.differentiate(t, item, begin, begin.first, True)
-            work.share(t, grad_s_full.stage)
-            grad_s_full.arrive()
-            grad_s_full.advance()
             if const_expr(work.late):
+                work.share(t, grad_s_full.stage)
+                grad_s_full.arrive()
+                grad_s_full.advance()
                 work.pass_on(t, p_full.stage, in_smem, 1)
                 work.add_v(t, p.stage, out_stage, in_smem, 1)
-            done = 1
+            head, last, done = begin.head, begin.first, 1
             for r in range(item.first_run, item.end_run):
                 run = plan.run(r)
                 for j in range(run.first + done, run.end):
                     next_stage = q.take()
                     work.scores(t, next_stage)
+                    if const_expr(not work.late):
+                        work.share(t, grad_s_full.stage)
+                        grad_s_full.arrive()
+                        grad_s_full.advance()
                     grad_s.wait()
                     work.grad_q(t, grad_s.stage, 0)
                     work.add_k(t, grad_s.stage, q_stage)
+                    work.recall_lse(t, next_stage, True)
                     work.settle(1)
                     out_free.arrive(stage=out_stage)
-                    work.hand_over(t)
-                    grad_q_full.arrive(t)
+                    work.hand_over(t, item, head, last, 0, staged)
                     for part in work.passes[1:]:
+                        work.show()
+                        grad_q_full.arrive(t)
                         work.grad_q(t, grad_s.stage, part)
                         work.settle(0)
                         room.wait(t)
                         room.advance()
-                        work.hand_over(t)
-                        grad_q_full.arrive(t)
+                        work.hand_over(t, item, head, last, part, staged)
                     grad_s.advance()
                     out_stage = out.take()
                     work.grad_weights(t, out_stage)
@@ -121,17 +134,22 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         work.modify(t, item, run, j, False)
                     else:
                         work.modify(t, item, run, j, True)
-                    work.weigh(t, next_stage)
+                    work.recall_lse(t, next_stage, False)
+                    work.weigh(t)
                     work.pass_on(t, p_full.stage, in_smem, 0)
                     p_full.arrive()
                     p_full.advance()
                     p.wait()
                     work.add_v(t, p.stage, out_stage, in_smem, 0)
                     p.advance()
+                    work.show()
+                    grad_q_full.arrive(t)
+                    work.recall_delta(t, out_stage, True)
                     work.settle(1)
                     q_free.arrive(stage=q_stage)
                     q_stage = next_stage
-                    work.grad_values(t, out_stage)
+                    work.recall_delta(t, out_stage, False)
+                    work.grad_values(t)
                     if const_expr(work.differentiates):
                         work.scores(t, q_stage)
                         work.settle(0)
@@ -139,15 +157,20 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                             work.differentiate(t, item, run, j, False)
                         else:
                             work.differentiate(t, item, run, j, True)
-                    work.share(t, grad_s_full.stage)
-                    grad_s_full.arrive()
-                    grad_s_full.advance()
                     if const_expr(work.late):
+                        work.share(t, grad_s_full.stage)
+                        grad_s_full.arrive()
+                        grad_s_full.advance()
                         work.pass_on(t, p_full.stage, in_smem, 1)
                         work.add_v(t, p.stage, out_stage, in_smem, 1)
                     room.wait(t)
                     room.advance()
+                    head, last = run.head, j
                 done = 0
+            if const_expr(not work.late):
+                work.share(t, grad_s_full.stage)
+                grad_s_full.arrive()
+                grad_s_full.advance()
             grad_s.wait()
             for part in work.passes:
                 work.grad_q(t, grad_s.stage, part)
@@ -157,13 +180,13 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     out_free.arrive(stage=out_stage)
                 else:
                     work.settle(0)
-                if const_expr(part == work.passes[-1]):
-                    kv_free.arrive()
-                work.hand_over(t)
-                grad_q_full.arrive(t)
-                if const_expr(part < work.passes[-1]):
                     room.wait(t)
                     room.advance()
+                if const_expr(part == work.passes[-1]):
+                    kv_free.arrive()
+                work.hand_over(t, item, head, last, part, staged)
+                work.show()
+                grad_q_full.arrive(t)
             grad_s.advance()
             work.settle(0)
             q_free.arrive(stage=q_stage)
@@ -194,6 +217,7 @@ class ConsumerWork(Fixed):
         operands: Fragments in shared memory.
         s, dp, sums_k, sums_v, sums_q: Accumulators in registers; s and dp become P and dS.
         weights: P as operand of the next product, if that is in registers.
+        of_queries: LSE or delta of the thread's queries.
         shared: The warpgroup's other tiles in shared memory.
         group: The warpgroup's number.
         thread: 0..127 within it. `moved` where addresses follow from it that would be
@@ -221,6 +245,9 @@ class ConsumerWork(Fixed):
         self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
         self.sums_q = products.grad_q.sums()
         self.weights = products.weights()
+        self.of_queries = cute.make_rmem_tensor(
+            (2, spec.queries // spec.parts // 8), cutlass.Float32
+        )
 
     @touches(lambda t: (writes("sums_k", t), writes("sums_v", t)))
     def clear(self, t: Any) -> None:
@@ -294,11 +321,24 @@ class ConsumerWork(Fixed):
                 column,
             )
 
-    @touches(lambda t, stage: (reads("s", t), reads("lse", stage), writes("s", t)))
-    def weigh(self, t: Any, stage: Any) -> None:
+    @touches(lambda t, stage, ahead: (reads("lse", stage),))
+    def recall_lse(self, t: Any, stage: Any, ahead: bool) -> None:
+        """Into registers: ahead, because shared memory answers late when products read it, unless
+        there are too few of them."""
+        if ahead == self.spec.ahead:
+            cute.autovec_copy(self.shared.lse(t, stage), self.of_queries)
+
+    @touches(lambda t, stage, ahead: (reads("delta", stage),))
+    def recall_delta(self, t: Any, stage: Any, ahead: bool) -> None:
+        """Likewise."""
+        if ahead == self.spec.ahead:
+            cute.autovec_copy(self.shared.delta(t, stage), self.of_queries)
+
+    @touches(lambda t: (reads("s", t), writes("s", t)))
+    def weigh(self, t: Any) -> None:
         """S -> P."""
         factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
-        weigh(self.spec, self.s, self.shared.lse(t, stage), factor)
+        weigh(self.spec, self.s, self.of_queries, factor)
 
     @touches(
         lambda t, stage, in_smem, part: (
@@ -318,12 +358,10 @@ class ConsumerWork(Fixed):
         rounded.store(s.load().to(weights.element_type))
         copy_words(rounded, weights, moved)
 
-    @touches(
-        lambda t, stage: (reads("s", t), reads("dp", t), reads("delta", stage), writes("dp", t))
-    )
-    def grad_values(self, t: Any, stage: Any) -> None:
+    @touches(lambda t: (reads("s", t), reads("dp", t), writes("dp", t)))
+    def grad_values(self, t: Any) -> None:
         """dP -> P (dP - delta), the gradient of what the score mod gives."""
-        grad_values(self.dp, self.s, self.shared.delta(t, stage))
+        grad_values(self.dp, self.s, self.of_queries)
 
     @touches(lambda t, item, run, j, partial: (reads("s", t), reads("dp", t), writes("dp", t)))
     def differentiate(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
@@ -348,10 +386,25 @@ class ConsumerWork(Fixed):
         product = self.products.scores.product()
         put(self.dp, product, moved(self.thread), self.shared.grad_s(t, stage))
 
-    @touches(lambda t: (reads("sums_q", t), writes("grad_q", t)))
-    def hand_over(self, t: Any) -> None:
-        """The part of dQ into shared memory, for the reduce role."""
-        put_as_held(self.sums_q, moved(self.thread), self.shared.grad_q(t))
+    @touches(
+        lambda t, item, head, j, part, staged: (
+            reads("sums_q", t),
+            *((writes("grad_q", t),) if staged else ()),
+        )
+    )
+    def hand_over(self, t: Any, item: Any, head: Any, j: Any, part: int, staged: bool) -> None:
+        """A part of dQ of a query tile into shared memory, for the reduce role, or added to that in
+        global memory."""
+        if staged:
+            put_as_held(self.sums_q, moved(self.thread), self.shared.grad_q(t))
+        else:
+            place = self.shared.sums_of(t, item, head, j, part)
+            add_as_held(self.sums_q, moved(self.thread), place)
+
+    def show(self) -> None:
+        """What was handed over becomes visible to TMA: late, when it has arrived."""
+        if self.spec.staged:
+            cute.arch.fence_proxy("async.shared", space="cta")
 
     @touches(lambda t: (reads("sums_k", t), writes("grad_k", t)))
     def finish_k(self, t: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import cute
+from cutlass import const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from fa4core.backward.mods import GradMods
@@ -75,6 +75,7 @@ def backward_kernel(
     turns: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
+    lists: cute.Tensor,
     captured: tuple,
     grad_captured: tuple,
     scale: cutlass.Float32,
@@ -84,8 +85,7 @@ def backward_kernel(
     dtype = dtype_of(spec)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    first, _, _ = cute.arch.block_idx()
-    step, _, _ = cute.arch.grid_dim()
+    cta, _, _ = cute.arch.block_idx()
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
 
     pointer = memory + spec.smem["barriers"].offset
@@ -106,8 +106,9 @@ def backward_kernel(
     cute.arch.sync_threads()
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    count, uniform = cute.size(items, mode=[0]), cute.arch.make_warp_uniform
-    plan = Plan(items, runs, count, stride(first, step), Share(spec.tiles), uniform)
+    uniform = cute.arch.make_warp_uniform
+    begin, end = (uniform(lists[cta + i]) for i in range(2))
+    plan = Plan(items, runs, end, stride(begin, 1), Share(spec.tiles), uniform)
 
     t = copy_of(pipeline, "consumer", warp)
     if in_role(pipeline, "load", warp):
@@ -119,10 +120,11 @@ def backward_kernel(
         )
         of_rows = {name: (bulk, rows[name], s_rows[name]) for name in rows}
         load(LoadWork(spec, tiles_in, of_rows), plan, Ends(pipeline, "load", barriers))
-    if in_role(pipeline, "reduce", warp):
-        cute.arch.setmaxregister_decrease(registers["reduce"])
-        work = ReduceWork(spec, grad_q, s_grad_q, turns)
-        reduce(work, plan, Ends(pipeline, "reduce", barriers))
+    if const_expr(spec.staged):  # noqa: SIM102
+        if in_role(pipeline, "reduce", warp):
+            cute.arch.setmaxregister_decrease(registers["reduce"])
+            work = ReduceWork(spec, grad_q, s_grad_q, turns)
+            reduce(work, plan, Ends(pipeline, "reduce", barriers))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
     if in_role(pipeline, "consumer", warp):
@@ -136,7 +138,7 @@ def backward_kernel(
             for name, layout in (("k", layouts.grad_k), ("v", layouts.grad_v))
         }
         operands = Operands(spec, products, t, s_k, s_v, s_q, s_out, s_grad_s, s_p)
-        tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, results)
+        tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, grad_q, results)
         consumer_work = ConsumerWork(spec, products, operands, tiles, t, member, mods, scale)
         consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
 
@@ -164,6 +166,7 @@ def backward(
     turns: cute.Tensor,
     items: cute.Tensor,
     runs: cute.Tensor,
+    lists: cute.Tensor,
     captured: tuple,
     grad_captured: tuple,
     scale: cutlass.Float32,
@@ -172,7 +175,8 @@ def backward(
     spec: cutlass.Constexpr,
 ):
     """q, k, v and gradients: (batch, rows, heads, d), packed tensors without a batch; lse, delta,
-    grad_q and turns: padded, see `backward.rows`; items and runs: see `backward.tables`."""
+    grad_q and turns: padded, see `backward.rows`; items and runs: see `backward.tables`; lists: see
+    `forward.lists`."""
     layouts, queries = Layouts.of(spec), spec.queries
     q, k, v, grad_out = (batched(tensor, 4) for tensor in (q, k, v, grad_out))
     grad_k, grad_v = (batched(tensor, 4) for tensor in (grad_k, grad_v))
@@ -188,8 +192,8 @@ def backward(
         "v": tma(outward, keys(grad_v), layouts.grad_v, (ROWS, spec.d_v // spec.parts)),
     }
     backward_kernel(
-        spec, loads, {"lse": lse, "delta": delta}, stores, grad_q, turns, items, runs, captured,
-        grad_captured, scale,
+        spec, loads, {"lse": lse, "delta": delta}, stores, grad_q, turns, items, runs, lists,
+        captured, grad_captured, scale,
     ).launch(
         grid=[ctas, 1, 1], block=[spec.pipeline.threads, 1, 1], min_blocks_per_mp=1, stream=stream
     )  # fmt: skip

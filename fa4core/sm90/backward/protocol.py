@@ -40,7 +40,9 @@ def programs(
         "differentiates": spec.differentiates,
         "late": spec.late,
     }
-    return protocol.programs(ROLES, spec, blocks, known, change, Plan)
+    declared = {role.name for role in spec.pipeline.roles}
+    roles = {name: role for name, role in ROLES.items() if name in declared}
+    return protocol.programs(roles, spec, blocks, known, change, Plan)
 
 
 def check_backward(

@@ -14,6 +14,7 @@ from cutlass import cute
 from fa4core.pipeline.effects import Fixed, drains, reads, touches
 from fa4core.pipeline.endpoint import Ends
 from fa4core.sm90.backward.spec import Spec
+from fa4core.sm90.backward.tiles import place_of
 from fa4core.sm90.memory import add_bulk
 
 
@@ -59,11 +60,9 @@ class ReduceWork(Fixed):
     @touches(lambda item, run, j, part, t: (reads("grad_q", t),), unit="store")
     def add(self, item: Any, run: Any, j: Any, part: int, t: int) -> None:
         """One warpgroup's part, begun."""
-        row, shared = item.rows_q + j * self.spec.queries, self.shared[(None, t)]
-        tile = self.sums[(item.h + run.head, row, None)].iterator
-        number = t * self.spec.shape.passes + part
+        place = place_of(self.spec, self.sums, t, item, run.head, j, part)
         with cute.arch.elect_one():
-            add_bulk(shared, tile + number * cute.size(shared))
+            add_bulk(self.shared[(None, t)], place)
         cute.arch.cp_async_bulk_commit_group()
 
     @drains("store")

@@ -35,6 +35,8 @@ class Spec(BackwardSpec):
     shape: Shape
     target: str = attrs.field(default="sm90", kw_only=True)
 
+    listed = True
+
     def __attrs_post_init__(self) -> None:
         least = self.queries if self.shape.shared else 16
         if not least <= self.shape.early <= self.queries:
@@ -96,6 +98,11 @@ class Spec(BackwardSpec):
         """Whether a part of dV is begun behind dS only, where P still is."""
         return self.shape.early < self.queries and not self.differentiates
 
+    @property
+    def ahead(self) -> bool:
+        """Whether there are registers for LSE and delta before they are needed."""
+        return self.queries // self.parts <= ROWS and not self.differentiates
+
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
         early = (self.shape.early if self.late else self.queries) // 16
@@ -105,6 +112,11 @@ class Spec(BackwardSpec):
     def grad_q_columns(self) -> int:
         """Columns of a warpgroup's part of dQ, which has 64 rows, in one pass."""
         return self.d // (1 if self.by_rows else self.shape.groups * self.shape.passes)
+
+    @property
+    def staged(self) -> bool:
+        """Whether dQ goes through shared memory to a role that adds it; else consumers do."""
+        return self.deterministic or not self.shape.direct
 
     @property
     def apart(self) -> bool:
@@ -120,7 +132,7 @@ class Spec(BackwardSpec):
     @cached_property
     def pipeline(self) -> Pipeline:
         shape, tma, warps = self.shape, How.TMA, How.WARPS
-        groups, parts = shape.groups, self.parts
+        groups, parts, staged = shape.groups, self.parts, self.staged
 
         def one_each(name: str, by: str, to: str, passed: bool = False) -> Signal:
             return Signal(name, ((by, warps),), to, copies=groups, passed=passed)
@@ -132,8 +144,8 @@ class Spec(BackwardSpec):
         return Pipeline(
             roles=(
                 Role("load", 0, 1, registers=shape.producer),
-                Role("reduce", 1, 1, registers=shape.producer),
-                Role("spare", 2, 2, registers=shape.producer),  # fills the warpgroup
+                *((Role("reduce", 1, 1, registers=shape.producer),) if staged else ()),
+                Role("spare", 1 + staged, 3 - staged, registers=shape.producer),  # to fill up
                 Role("consumer", 4, 4, copies=groups, registers=shape.consumer),
             ),
             signals=(
@@ -145,8 +157,14 @@ class Spec(BackwardSpec):
                 among("grad_s_full", stages=GRAD_S),
                 among("grad_s_read"),
                 among("grad_v_stored"),
-                Signal("grad_q_full", (("consumer", warps),), "reduce", copies=groups),
-                Signal("grad_q_empty", (("reduce", warps),), "consumer", copies=groups),
+                *(
+                    (
+                        Signal("grad_q_full", (("consumer", warps),), "reduce", copies=groups),
+                        Signal("grad_q_empty", (("reduce", warps),), "consumer", copies=groups),
+                    )
+                    if staged
+                    else ()
+                ),
             ),
             smem=self._shared(),
             rmem=self._registers(),

@@ -52,11 +52,14 @@ class Tiles(Fixed):
         weights: (64, queries, tiles, stages), if P goes through shared memory.
         grad_s: Likewise.
         grad_q: (numbers of a part, groups), float32.
+        sums: Padded dQ in global memory, (heads, rows, d); how tiles lie in it says `RowSpec.part`.
         results: "k", "v" to dK, dV.
     """
 
-    def __init__(self, spec: Spec, thread, rows: dict, weights, grad_s, grad_q, results: dict):
-        self.spec, self.thread, self.rows = spec, thread, rows
+    def __init__(
+        self, spec: Spec, thread, rows: dict, weights, grad_s, grad_q, sums, results: dict
+    ):
+        self.spec, self.thread, self.rows, self.sums = spec, thread, rows, sums
         self._weights, self._grad_s, self._grad_q = weights, grad_s, grad_q
         self.results: dict[str, Result] = results
 
@@ -91,3 +94,16 @@ class Tiles(Fixed):
     def grad_q(self, t: Any) -> cute.Tensor:
         """The warpgroup's part of dQ."""
         return self._grad_q[(None, t)]
+
+    def sums_of(self, t: Any, item: Any, head: Any, j: Any, part: int) -> cute.Pointer:
+        """The place of a warpgroup's part of query tile `j` in global memory."""
+        return place_of(self.spec, self.sums, t, item, head, j, part)
+
+
+def place_of(
+    spec: Spec, sums: cute.Tensor, t: Any, item: Any, head: Any, j: Any, part: int
+) -> cute.Pointer:
+    """See `Tiles.sums_of`."""
+    row = item.rows_q + j * spec.queries
+    number = t * spec.shape.passes + part
+    return sums[(item.h + head, row, None)].iterator + number * (ROWS * spec.grad_q_columns)

@@ -24,6 +24,7 @@ class Shape:
         passes: In how many steps dQ goes through shared memory, each with a part of the head dim.
         early: For how many of the queries dV is begun before dS is computed, when P is needed both
             rounded and not. With too few registers for that, ptxas makes products synchronous.
+        direct: Whether consumers themselves add dQ to global memory, unless the order is fixed.
         consumer, producer: Registers of a thread.
     """
 
@@ -34,6 +35,7 @@ class Shape:
     stages_out: int = 2
     passes: int = 1
     early: int = 64
+    direct: bool = True
     consumer: int = 240
     producer: int = 24
 
@@ -43,7 +45,7 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: By the larger of the head dims, up to and including: with a score mod that has a derivative, for
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
-    (64, Shape(64, stages=3), Shape(128, stages=3)),
+    (64, Shape(64, stages=3), Shape(128, stages=3, early=32)),
     (128, Shape(64, stages=3), Shape(64, stages=3)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),

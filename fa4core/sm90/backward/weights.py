@@ -20,13 +20,12 @@ def weigh(spec: Spec, scores: cute.Tensor, lse: cute.Tensor, factor: cutlass.Flo
     Args:
         spec: A share of each key's exponentials is a polynomial's.
         scores: A thread's accumulator.
-        lse: (2, pairs) of the thread's queries in shared memory, log2 domain.
+        lse: (2, pairs) of the thread's queries, log2 domain.
         factor: Of scores to the log2 domain.
     """
     for pair in range(cute.size(lse, mode=[1])):
-        of_query = _pair(lse, pair)
         for i in range(4 * pair, 4 * pair + 4):
-            x = fma(scores[i], factor, -of_query[i % 2])
+            x = fma(scores[i], factor, -lse[i % 2, pair])
             if emulated(2 * pair + i % 2, spec.exp.fraction):
                 scores[i] = polynomial_exp2(x, spec.exp.degree)
             else:
@@ -36,13 +35,5 @@ def weigh(spec: Spec, scores: cute.Tensor, lse: cute.Tensor, factor: cutlass.Flo
 def grad_values(grads: cute.Tensor, weights: cute.Tensor, delta: cute.Tensor) -> None:
     """grads[i] = weights[i] * (grads[i] - delta of its query); arguments as of `weigh`."""
     for pair in range(cute.size(delta, mode=[1])):
-        of_query = _pair(delta, pair)
         for i in range(4 * pair, 4 * pair + 4):
-            grads[i] = weights[i] * (grads[i] - of_query[i % 2])
-
-
-def _pair(rows: cute.Tensor, pair: int) -> cute.Tensor:
-    """Two neighbours, loaded at once."""
-    loaded = cute.make_rmem_tensor(2, rows.element_type)
-    cute.autovec_copy(rows[(None, pair)], loaded)
-    return loaded
+            grads[i] = weights[i] * (grads[i] - delta[i % 2, pair])

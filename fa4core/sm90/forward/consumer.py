@@ -13,13 +13,14 @@ from cutlass import const_expr, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from fa4core.forward.rows import row_at
+from fa4core.forward.work import key_tile
 from fa4core.lowering.cute import inside, select
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
 from fa4core.sm90.forward.epilogue import LOG2E
 from fa4core.sm90.forward.rows import Rows, exp2_block
-from fa4core.sm90.forward.spec import Spec, nth
+from fa4core.sm90.forward.spec import Spec
 from fa4core.sm90.fragments import (
     HALVES,
     column,
@@ -76,20 +77,18 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 give.arrive(after)
                 work.settle(0)
             k_free.arrive(stage=k_first)
-            begin = plan.run(nth(item.first_run, item.end_run, item.first_run, work.backwards))
-            first = nth(begin.first, begin.end, begin.first, work.backwards)
+            begin = plan.run(item.first_run)
             if plan.kind(begin, t) == FULL:
-                work.modify(t, item, first, False)
+                work.modify(t, item, begin.first, False)
             else:
-                work.modify(t, item, first, True)
+                work.modify(t, item, begin.first, True)
             rows.raise_maximum(work.peaks(t))
             rows.add(work.weigh(t, rows, True))
             work.pass_on(t)
             done = 1
             for r in range(item.first_run, item.end_run):
-                run = plan.run(nth(item.first_run, item.end_run, r, work.backwards))
-                for i in range(run.first + done, run.end):
-                    j = nth(run.first, run.end, i, work.backwards)
+                run = plan.run(r)
+                for j in range(run.first + done, run.end):
                     k_stage = k.take()
                     turn.wait(t)
                     turn.advance()
@@ -166,7 +165,6 @@ class ConsumerWork(Fixed):
         scale: Run-time factor on q . k.
         epilogue: Finishes rows.
         staged: Whether finished rows go through shared memory.
-        backwards: Whether the last keys come first.
         ahead: Whether the next work tile is begun before the rows of this one are finished.
     """
 
@@ -177,7 +175,7 @@ class ConsumerWork(Fixed):
         self.next = cute.make_rmem_tensor(p.layout, p.element_type)
         self.mods, self.scale, self.epilogue = mods, scale, epilogue
         self.thread, self.staged = epilogue.thread, not spec.split
-        self.backwards, self.ahead = spec.shape.backwards, spec.ahead
+        self.ahead = spec.ahead
 
     def start(self) -> Rows:
         factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
@@ -219,7 +217,7 @@ class ConsumerWork(Fixed):
         """Apply the score mod, and on partial tiles the mask, to S."""
         if self.mods.nothing_to_do(partial):
             return
-        first = j * self.spec.block + first_column(self.thread)
+        first = key_tile(j) * self.spec.block + first_column(self.thread)
         for half in HALVES:
             scores = half_of(self.s, half)
             row = row_at(self.spec, item, t, row_of(self.thread) + 8 * half)

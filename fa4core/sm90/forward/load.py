@@ -15,7 +15,7 @@ from fa4core.forward.tma import Operand
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed, touches, writes
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm90.forward.spec import ROWS, Spec, nth
+from fa4core.sm90.forward.spec import ROWS, Spec
 
 
 @cute.jit
@@ -33,11 +33,10 @@ def load(work: Any, plan: Any, ends: Ends):
     while index < plan.count:
         item = plan.item(index)
         if item.blocks > 0:
-            begin = plan.run(nth(item.first_run, item.end_run, item.first_run, work.backwards))
-            first = nth(begin.first, begin.end, begin.first, work.backwards)
-            pages = work.pages(item, first)
+            begin = plan.run(item.first_run)
+            pages = work.pages(item, begin.first)
             k_free.wait()
-            work.load_k(item, first, pages, k.stage, barrier=k.expect(work.k_bytes))
+            work.load_k(item, begin.first, pages, k.stage, barrier=k.expect(work.k_bytes))
             k.advance()
             k_free.advance()
         if (item.blocks > 0) | in_q:
@@ -47,9 +46,8 @@ def load(work: Any, plan: Any, ends: Ends):
             q_free.advance()
         done = 1
         for r in range(item.first_run, item.end_run):
-            run = plan.run(nth(item.first_run, item.end_run, r, work.backwards))
-            for i in range(run.first, run.end):
-                j = nth(run.first, run.end, i, work.backwards)
+            run = plan.run(r)
+            for j in range(run.first, run.end):
                 pages = work.pages(item, j)
                 if done == 0:
                     k_free.wait()
@@ -74,7 +72,6 @@ class LoadWork(Fixed):
 
     def __init__(self, spec: Spec, operands: dict[str, Operand], pages: tuple):
         self.spec, self.tiles, self.q = spec, tuple(range(spec.tiles)), operands["q"]
-        self.backwards = spec.shape.backwards
         columns = {"k": spec.d, "v": spec.d_v}
         self.q_bytes = spec.rows * spec.d * 2
         self.k_bytes, self.v_bytes = (spec.block * n * 2 for n in columns.values())

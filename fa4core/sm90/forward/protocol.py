@@ -25,7 +25,6 @@ def programs(
     known = {
         "tiles": tuple(range(spec.tiles)),
         "staged": not spec.split,
-        "backwards": spec.shape.backwards,
         "ahead": spec.ahead,
     }
     if spec.ahead:

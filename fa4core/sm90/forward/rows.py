@@ -27,7 +27,9 @@ class Rows:
     """Statistics of a thread's rows, of scores before `factor` takes them to the log2 domain.
 
     Rescaling is lazy (FlashAttention-4, section 3.1): `applied` is the maximum that P, the sum and
-    O are relative to; it follows the true one only when that has grown by more than the threshold.
+    O are relative to; it follows the true one only when that may have grown by more than the
+    threshold, and then all the way: O is rescaled anyhow, and a maximum that lags would make every
+    later block look like another growth.
     Sums and true maxima are over the thread's own columns until the end.
     """
 
@@ -76,7 +78,6 @@ class Rows:
     def _raise(self, half: int, peak: Any) -> Any:
         highest = over_quad(maximum(self.highest[half], peak), maximum)
         growth = (highest - self.applied[half]) * self.factor
-        # By less than the threshold, too: else its sum would bring the row here in every block.
         grown = growth > 0.0  # false for -inf - -inf and NaN
         applied = select(grown, highest, self.applied[half], "float")
         shrink = cute.math.exp2(select(grown, -growth, 0.0, "float"), fastmath=True)

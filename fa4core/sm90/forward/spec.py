@@ -11,7 +11,6 @@ products run.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import attrs
 
@@ -21,11 +20,6 @@ from fa4core.pipeline.layout import place as placed_in
 from fa4core.sm90.forward.tuning import Shape
 
 ROWS = 64  # queries of a warpgroup: M of every wgmma
-
-
-def nth(first: Any, end: Any, i: Any, backwards: bool) -> Any:
-    """What comes in the place of `i` if `first` to `end` are visited from the end."""
-    return first + end - 1 - i if backwards else i
 
 
 @attrs.frozen(slots=False)
