@@ -5,13 +5,17 @@ What every target's backward must get right is in `tests/backward`.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
 from emulated import execute
 
+from fa4core.plan.target import SM100
 from fa4core.sm100.backward.spec import Spec
+from fa4core.spec import MAX_HEAD_DIM
 from fa4core.testing import Shape
 
 SWEEP = pytest.mark.sweep
@@ -42,3 +46,11 @@ def test_one_launch_or_two() -> None:
     specs = {dims: Spec("", "bfloat16", *dims) for dims in ((192, 128), (128, 256), (256, 256))}
     launches = {dims: [s.launch for s in spec.launches] for dims, spec in specs.items()}
     assert launches == {(192, 128): ["all"], (128, 256): ["all"], (256, 256): ["dv", "dk"]}
+
+
+def test_every_pair_of_head_dims_fits() -> None:
+    dims = range(8, MAX_HEAD_DIM + 1, 8)
+    for d, d_v in itertools.product(dims, dims):
+        for launched in Spec("", "bfloat16", d, d_v).launches:
+            assert launched.smem_bytes <= SM100.smem_per_cta
+            assert launched.tmem_columns <= 512

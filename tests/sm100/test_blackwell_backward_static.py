@@ -61,6 +61,7 @@ def compiled(variant: Variant, d: int, d_v: int = 0, launch: int = 0) -> tuple[A
             (Variant(mask=CAUSAL), (128, 128), 0),
             (Variant(), (128, 128), 0),
             (ALIBI, (128, 128), 0),
+            (Variant(mask=CAUSAL, score=score.softcap(30.0)), (128, 128), 0),
             (Variant(mask=CAUSAL), (64, 64), 0),
             (ALIBI, (192, 128), 0),
             (Variant(mask=CAUSAL), (192, 128), 0),
@@ -69,8 +70,8 @@ def compiled(variant: Variant, d: int, d_v: int = 0, launch: int = 0) -> tuple[A
         ],
     ),
     ids=[
-        "causal", "full", "ALiBi with a gradient", "d64", "d192, ALiBi with a gradient", "d192",
-        "d256, dK", "d256, dV",
+        "causal", "full", "ALiBi with a gradient", "softcap", "d64", "d192, ALiBi with a gradient",
+        "d192", "d256, dK", "d256, dV",
     ],
 )  # fmt: skip
 def test_no_role_keeps_anything_on_the_stack(

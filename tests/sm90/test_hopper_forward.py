@@ -65,7 +65,7 @@ def test_few_queries() -> None:
     execute("Variant()", Shape((5,), (0,), 1, 1, 64, 64))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", one_of(2, SHAPES))
 def test_masks_compose_with_mods_and_sinks(name: str) -> None:
     """Run-time windows, per-head tables, a bias and a sink in one kernel."""
     shape, layout = SHAPES[name]
@@ -90,7 +90,7 @@ def test_softcap() -> None:
     execute("Variant(mask=mask.causal(), score=score.softcap(20.0))", shape, num_sms=1)
 
 
-@pytest.mark.parametrize("fraction", [0.25, 1.0])
+@pytest.mark.parametrize("fraction", one_of(2, [0.25, 1.0]))
 def test_polynomial_exponentials_and_eager_rescaling(fraction: float) -> None:
     variant = f"Variant(exp=exp.mixed(3, {fraction}), rescale_threshold=0.0)"
     execute(variant, Shape((140,), (400,), 1, 1, 64, 64), contents="large")

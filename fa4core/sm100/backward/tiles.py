@@ -95,7 +95,9 @@ class Tiles(InTensorMemory, BackwardSpec):
     def registers(self) -> tuple[int, int, int]:
         """Of the reduce role, which takes a row of dQ at once; of the compute role; of others."""
         if self.derivative:
-            return (88, 168, 88) if self.wide else (72, 192, 56)
+            if self.pair:
+                return 72, 192, 56
+            return (88, 168, 88) if self.wide else (64, 200, 48)
         return (152, 136, 88) if self.ctas == 1 else (136, 136, 104)
 
     @property
