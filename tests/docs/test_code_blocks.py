@@ -31,7 +31,11 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-SLOW = {"docs/timing.md", "docs/api/cli.md"}  # in the sweep: modelled time, many processes
+SLOW = {
+    "docs/timing.md",
+    "docs/api/cli.md",
+    "docs/howto/report.md",
+}  # in the sweep: modelled time, many processes
 LANGUAGES = {"python", "sh", "text"}
 SET_UP = re.compile(r"(git clone|cd) |\./dev( |$)")
 COMPARE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sampled import one_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -52,7 +53,7 @@ def test_one_query_tile() -> None:
     execute("Variant()", Shape((5,), (0,), 1, 1, 64, 64))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", one_of(2, SHAPES))
 def test_masks_compose_with_mods_and_sinks(name: str) -> None:
     """Run-time windows, per-head tables, a bias and a sink in one kernel."""
     shape, layout = SHAPES[name]
@@ -105,7 +106,7 @@ def test_captured_tables_of_any_layout_share_a_kernel() -> None:
     assert statistics().kernels == compiled + 1
 
 
-@pytest.mark.parametrize("fraction", [0.25, 1.0])
+@pytest.mark.parametrize("fraction", one_of(2, [0.25, 1.0]))
 def test_polynomial_exponentials_and_eager_rescaling(fraction: float) -> None:
     variant = f"Variant(exp=exp.mixed(3, {fraction}), rescale_threshold=0.0)"
     execute(variant, Shape((140,), (400,), 1, 1, 64, 64), contents="large")

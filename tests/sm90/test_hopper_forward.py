@@ -65,7 +65,7 @@ def test_few_queries() -> None:
     execute("Variant()", Shape((5,), (0,), 1, 1, 64, 64))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", one_of(2, SHAPES))
 def test_masks_compose_with_mods_and_sinks(name: str) -> None:
     """Run-time windows, per-head tables, a bias and a sink in one kernel."""
     shape, layout = SHAPES[name]
@@ -90,7 +90,7 @@ def test_softcap() -> None:
     execute("Variant(mask=mask.causal(), score=score.softcap(20.0))", shape, num_sms=1)
 
 
-@pytest.mark.parametrize("fraction", [0.25, 1.0])
+@pytest.mark.parametrize("fraction", one_of(2, [0.25, 1.0]))
 def test_polynomial_exponentials_and_eager_rescaling(fraction: float) -> None:
     variant = f"Variant(exp=exp.mixed(3, {fraction}), rescale_threshold=0.0)"
     execute(variant, Shape((140,), (400,), 1, 1, 64, 64), contents="large")
@@ -108,8 +108,8 @@ def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
         [
             Cut(2, 176),
             Cut(2, 80, stages=3),
-            Cut(1, 64),
-            Cut(2, 128, turns=False),
+            Cut(1, 64, ahead=True),
+            Cut(2, 128, turns=False, ahead=True),
         ],
     ),
     ids=str,
@@ -126,8 +126,14 @@ def test_several_runs_of_key_blocks(first: int) -> None:
         f"Variant(mask=mask.causal() & (mask.sliding_window({first}) | mask.sink_tokens(70)),"
         " score=score.alibi(normal(1, 2, std=1.0)))"
     )
-    cut = shaped(Cut(2, 64, stages=3, turns=False))
+    cut = shaped(Cut(2, 64, stages=3, turns=False, ahead=first == 96))
     execute(variant, Shape((700, 0, 5), (700, 40, 0), 2, 1, 64, 64), VARLEN, skeleton=cut)
+
+
+def test_a_narrow_mask() -> None:
+    """At head dim 64 it has a shape of its own."""
+    variant = "Variant(mask=mask.causal() & mask.sliding_window(128))"
+    execute(variant, Shape((1100,), (1100,), 1, 1, 64, 64), num_sms=4)
 
 
 @pytest.mark.skipif(GPU, reason="of the emulator")
