@@ -16,7 +16,7 @@ import torch
 
 from fa4core.plan.problem import Problem
 from fa4core.report.peer import import_fa4
-from fa4core.timing import subject
+from fa4core.timing import peer, subject
 from fa4core.timing.problem import Modelled, model
 from fa4core.timing.small import MANY, Small
 from fa4core.variant import Variant
@@ -45,14 +45,14 @@ def problem(d: int, seqlen: int) -> Problem:
 
 def modelled(kind: str, name: str, variant: Variant, p: Problem, seeds: int) -> Modelled:
     """One kernel; lengths from `MANY` blocks on are replayed on the same small problems."""
-    made = (subject.ours if kind == "ours" else subject.fa4)(variant, p, TARGET)
+    made = (subject.ours if kind == "ours" else peer.fa4)(variant, p, TARGET)
     key = kind, name, p.head_dim, min(MANY * BLOCK, p.seqlens_k[0])
     if key not in _small:
         _small[key] = Small.of(made, variant, p, TARGET)
     return model(made, variant, p, TARGET, seeds=seeds, small=_small[key])
 
 
-def peer(name: str, variant: Variant, p: Problem, seeds: int) -> Modelled:
+def theirs_of(name: str, variant: Variant, p: Problem, seeds: int) -> Modelled:
     """FlashAttention-4's quicker kernel."""
     import_fa4()
     from flash_attn.cute import utils
@@ -78,7 +78,7 @@ def against_fa4(dims: list[int], lengths: list[int], seeds: int) -> None:
                 variant, p = Variant(mask=made), problem(d, seqlen)
                 ours, theirs = (
                     modelled("ours", name, variant, p, seeds),
-                    peer(name, variant, p, seeds),
+                    theirs_of(name, variant, p, seeds),
                 )
                 ratio = ours.seconds.mean / theirs.seconds.mean
                 row = d, name, seqlen, shown(ours), shown(theirs), f"{ratio:.2f}"

@@ -38,9 +38,10 @@ def up_to(head_dim: int, entries: Sequence[tuple[int, _T]]) -> _T:
 # `python benchmarks/pipeline_costs.py` prints them: the bound of a key block / its cycles, those of
 # a work tile besides, and what of them a CTA pays once.
 B200_FORWARD = (
-    (64, Cost(1536 / 2179, 7000, 4000)),
-    (128, Cost(2048 / 2376, 9275, 4847)),
-    (ANY_HEAD_DIM, Cost(2048 / 2376, 9275, 4847)),
+    (64, Cost(1536 / 2166, 7965, 4027)),
+    (128, Cost(2048 / 2371, 9066, 4984)),
+    (192, Cost(2560 / 4260, 6782, 3752)),
+    (ANY_HEAD_DIM, Cost(2048 / 4266, 7002, 5332)),
 )
 B300_FORWARD = B200_FORWARD
 

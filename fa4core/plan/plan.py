@@ -235,7 +235,7 @@ class Plan:
             machines=rates.sms // ctas,
             flop=self.attended * per_score * (2.5 if backward else 1),
             bytes_moved=moved * passes,
-            deals=self.target.deals and not backward,
+            deals=self.target.deals or backward,
             combine_bytes=2 * queries * (p.head_dim_v + 1) * 4,
             kv_heads_in_section=makespan.kv_heads_in_section(
                 rates.l2_bytes, np.asarray(p.seqlens_k) * ((p.head_dim + p.head_dim_v) * size)

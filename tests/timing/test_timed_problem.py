@@ -17,7 +17,9 @@ import torch
 
 from fa4core.cli import main
 from fa4core.compile.tools import ToolMissing, find_tool
+from fa4core.plan.plan import Plan
 from fa4core.plan.problem import Problem
+from fa4core.plan.target import SM100
 from fa4core.timing import peer, subject
 from fa4core.timing.problem import model
 from fa4core.timing.roles import roles_of
@@ -68,6 +70,15 @@ def test_time_follows_from_tiles_and_blocks(ours):
     flop = 4 * 8192**2 / 2 * 128 * 16 * 4
     assert ours.tflops.mean == pytest.approx(flop / ours.seconds.mean / 1e12, rel=0.01)
     assert ours.tflops.mean < 2250
+
+
+def test_plans_estimate_with_the_cycles_of_the_model(ours):
+    """`python benchmarks/pipeline_costs.py` makes the constants anew."""
+    cost, bound = SM100.cost(128), Plan(CAUSAL, problem(8192)).roofline().cycles
+    assert bound / cost.efficiency == pytest.approx(ours.block_cycles.mean, rel=0.05)
+    assert cost.setup_cycles == pytest.approx(ours.setup_cycles.mean, rel=0.25)
+    besides = ours.tile_cycles.mean + ours.setup_cycles.mean
+    assert cost.tile_cycles == pytest.approx(besides, rel=0.25)
 
 
 def test_the_cycles_of_a_role_add_up(ours):
