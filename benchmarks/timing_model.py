@@ -18,6 +18,7 @@ import attrs
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import backward_model  # noqa: E402
 from measured_cells import HIDDEN, TOKENS, Cell  # noqa: E402
 from models import Models  # noqa: E402
 
@@ -40,7 +41,7 @@ OTHER = {
 HEADER = """# Validation of the timing model
 
 Written by `python benchmarks/timing_model.py`; what the model is, and how to read it, is in
-[the timing model](timing.md). Every prediction is for FlashAttention-4's own forward kernel as its
+[the timing model](timing.md). Every prediction is for FlashAttention-4's own kernel as its
 package (flash-attn-4 {version}) compiles it here, bf16, {tokens} tokens, hidden size {hidden}, at
 {clock} GHz, mean of {seeds} seeds. Nothing is fitted. The published figures are of other versions
 of that kernel, so part of each error is a change of the kernel.
@@ -177,6 +178,7 @@ def main() -> None:
     absolute(predictions)
     relative(predictions)
     roofline(models)
+    backward_model.section(seeds)
     sensitivity(models)
 
 

@@ -16,10 +16,12 @@ from fa4core.backward.rows import Rows
 from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec, RowSpec
 from fa4core.backward.tables import tables
+from fa4core.backward.work import Item
 from fa4core.compile.kernel import Kernel, TensorType, type_of
 from fa4core.forward.arguments import captured, compiled_for_either
 from fa4core.forward.lists import dealt, listed
 from fa4core.places import Place
+from fa4core.plan.makespan import evened
 from fa4core.plan.target import target as planned
 from fa4core.plan.tiles import tile_map
 from fa4core.reference.tiled import Call
@@ -28,6 +30,8 @@ from primitives.expr import Capture
 from primitives.schedule import Schedule, Source
 
 Tensor = torch.Tensor
+#: Query blocks that a work tile costs besides its own, roughly.
+TILE = 1
 
 
 @attrs.frozen
@@ -118,6 +122,8 @@ def launches(
         return None
     persistent = schedule_of(call).source == "persistent"
     clusters = min(max(1, place.sms // spec.ctas), len(items)) if persistent else len(items)
+    if not spec.listed and not deterministic:  # whose order is that of turns
+        items = _evened(items, clusters)
     plan: tuple[Tensor, ...] = (items, runs)
     if spec.listed:
         order, lists = listed(dealt(items, clusters))
@@ -133,6 +139,12 @@ def launches(
         clusters * spec.ctas,
         rule.receivers,
     )
+
+
+def _evened(items: Tensor, clusters: int) -> Tensor:
+    """Items in an order that gives each of the clusters, which take every n-th, as much to do."""
+    blocks = items[:, [f.name for f in attrs.fields(Item)].index("blocks")]
+    return items[torch.from_numpy(evened(blocks.numpy() + TILE, clusters))].contiguous()
 
 
 def _tile_map(call: Call, spec: BackwardSpec) -> Any:

@@ -76,7 +76,8 @@ class Workload:
         combine_bytes: Partial results written and read again, for each split of the keys.
         kv_heads_in_section: KV heads whose keys and values fit the L2 cache together, or an array
             with a number for each sequence.
-        deals: Whether static lists are dealt by time, see `loads`.
+        deals: Whether static lists are dealt by time, see `loads`, or `evened`, which comes to
+            about the same.
     """
 
     rates: Rates
@@ -156,6 +157,29 @@ def by_longest_tile(tiles: WorkTiles) -> np.ndarray:
     rank = np.empty(len(longest), np.int64)
     rank[np.argsort(-longest, kind="stable")] = np.arange(len(longest))
     return rank
+
+
+def evened(costs: np.ndarray, machines: int) -> np.ndarray:
+    """An order for a static list, so that machine i's tiles i, i + machines, ... take as long as
+    everybody's: in every round, the longest tile goes to whoever has least so far.
+
+    Args:
+        costs: (n,) of tiles in the order in which they would be handed out; a tile stays in its
+            round.
+        machines: How many share the list.
+    """
+    taken = np.zeros(machines)
+    rounds = np.full((-(-len(costs) // machines), machines), -1)
+    for number, row in enumerate(rounds):
+        tiles = np.arange(number * machines, min((number + 1) * machines, len(costs)))
+        tiles = tiles[np.argsort(-costs[tiles], kind="stable")]
+        free = np.argsort(taken, kind="stable")[: len(tiles)]
+        row[free] = tiles
+        taken[free] += costs[tiles]
+    # which machine is which does not matter: those with a tile in the last round come first
+    machine = np.argsort(rounds[-1:].max(0, initial=-1) < 0, kind="stable")
+    order = rounds[:, machine].reshape(-1)
+    return order[order >= 0]
 
 
 def loads(durations: np.ndarray, machines: int, source: Source, dealt: bool = False) -> np.ndarray:

@@ -65,7 +65,9 @@ class Plan:
     def exp(self) -> Exp:
         """How exponentials are computed: the variant's choice, or the target's."""
         p = self.problem
-        return self.variant.exp or self.target.exp(max(p.head_dim, p.head_dim_v))
+        return self.variant.exp or self.target.exp(
+            max(p.head_dim, p.head_dim_v), roofline.needs_mufu(self.variant.graph.score)
+        )
 
     @property
     def rescale_threshold(self) -> float:
@@ -233,7 +235,7 @@ class Plan:
             machines=rates.sms // ctas,
             flop=self.attended * per_score * (2.5 if backward else 1),
             bytes_moved=moved * passes,
-            deals=self.target.deals and not backward,
+            deals=self.target.deals or backward,
             combine_bytes=2 * queries * (p.head_dim_v + 1) * 4,
             kv_heads_in_section=makespan.kv_heads_in_section(
                 rates.l2_bytes, np.asarray(p.seqlens_k) * ((p.head_dim + p.head_dim_v) * size)

@@ -147,6 +147,8 @@ class Modelled:
     def cycles(self) -> Spread:
         """Of the whole problem."""
         order = makespan.arrange(self.work, self.schedule, self.sections)
+        if self.backward and self.schedule.source == "persistent":
+            order = order[makespan.evened(self.work.blocks[order] + 1, self.sms // self.ctas)]
         blocks = self.work.blocks[order]
         found = []
         for block, tile, setup in zip(

@@ -1,0 +1,85 @@
+"""The part of the timing model's validation that is about backward kernels; `timing_model` runs it.
+
+python benchmarks/backward_model.py [--seeds 3]      this part alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from measured_cells import Cell, meaning  # noqa: E402
+from models import problem  # noqa: E402
+
+from fa4core.plan.roofline import backward as roofline  # noqa: E402
+from fa4core.plan.target import SM100  # noqa: E402
+from fa4core.timing import backward  # noqa: E402
+from fa4core.timing.problem import Modelled, model  # noqa: E402
+
+#: TFLOP/s of FlashAttention-4's backward pass, bf16, batch 4, 16 heads, 8192 tokens, head dim 128,
+#: by (mask, CTAs of a work tile), at 1.85 GHz.
+#: https://github.com/Dao-AILab/flash-attention/pull/2280
+PUBLISHED = {("full", 1): 1248, ("full", 2): 1360, ("causal", 1): 1118, ("causal", 2): 1209}
+TEXT = """
+## Backward passes
+
+FlashAttention-4's backward pass with one CTA a work tile and with two, as its package compiles it,
+batch 4, 16 heads, 8192 tokens, head dim 128. Kernels before and after the main one are counted with
+the bytes that they move. Source:
+[pull request 2280](https://github.com/Dao-AILab/flash-attention/pull/2280). Ours is beside it, in
+the same model; nobody has measured it.
+
+| mask | CTAs | published TFLOP/s | modelled, range over seeds | error | ours, modelled |
+|---|---|---|---|---|---|"""
+BUSY = """
+Busy cycles of an SM for 128 keys and 128 queries, as replayed from the compiled kernel, beside
+table 3 of the paper. Replayed shared memory also has what the table leaves out: Q and dO that come
+in (512 cycles; with two CTAs also dS of the other one, read and written, 256), and LSE and delta
+that are read (256). With two CTAs, products read half of every operand B but dQ's, and half as much
+of dQ goes through; the table halves operands B only.
+
+| kernel | products: paper, replayed | shared memory: likewise | exponentials: likewise |
+|---|---|---|---|"""
+READS = """
+What all lanes of a warp read, LSE and delta, passes the banks once in the model, although profilers
+count two wavefronts for it.
+"""
+
+
+def predict(make, cell: Cell, ctas: int, seeds: int) -> Modelled:
+    """Ours or FlashAttention-4's, for a cell."""
+    variant, p = meaning(cell).ours, problem(cell)
+    return model(make(variant, p, "sm100", ctas), variant, p, "sm100", seeds=seeds)
+
+
+def section(seeds: int) -> None:
+    """Print it."""
+    print(TEXT)
+    found: dict[str, Modelled] = {}
+    for (mask, ctas), published in PUBLISHED.items():
+        cell = Cell(mask, 128, 8192)
+        peer, ours = (predict(m, cell, ctas, seeds) for m in (backward.fa4, backward.ours))
+        t, error = peer.tflops, peer.tflops.mean / published - 1
+        shown = f"{t.mean:.0f}, {t.low:.0f} to {t.high:.0f}"
+        print(
+            f"| {mask} | {ctas} | {published} | {shown} | {error:+.1%} | {ours.tflops.mean:.0f} |"
+        )
+        if mask == "full":
+            found |= {k.title: k for k in (peer, ours)}
+    print(BUSY)
+    for title, kernel in sorted(found.items()):
+        paper = roofline(SM100, 128, 128, 128, ctas=kernel.ctas)
+        terms = zip((paper.mma, paper.smem, paper.exp), ("tensor", "SMEM", "MUFU"), strict=True)
+        cells = " | ".join(f"{term:.0f}, {kernel.busy[unit]:.0f}" for term, unit in terms)
+        print(f"| {title} | {cells} |")
+    print(READS, end="")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    section(parser.parse_args().seeds)
