@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fa4core.forward.coordinates import packing
+from fa4core.plan.roofline import needs_mufu
 from fa4core.plan.target import target as planned
 from fa4core.prepared import Shape
 from fa4core.reference.tiled import Call
@@ -34,7 +35,8 @@ def compiled_for(
     threshold = program.rescale_threshold
     return compiled_for_either(call, target) | {
         "graph": program.graph.dump(),
-        "exp": program.exp or hardware.exp(max(problem.head_dim, problem.head_dim_v)),
+        "exp": program.exp
+        or hardware.exp(max(problem.head_dim, problem.head_dim_v), needs_mufu(program.graph.score)),
         "threshold": hardware.rescale_threshold if threshold is None else float(threshold),
         "packed": packing(program, problem, tile),
         "page_rows": 0 if problem.page_size is None else math.gcd(problem.page_size, block),

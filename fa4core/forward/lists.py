@@ -16,6 +16,7 @@ from fa4core.forward.work import Item
 
 #: Key blocks that a work tile costs besides its blocks, roughly; see `Cost.tile_cycles`.
 TILE = 2
+BLOCKS = [f.name for f in attrs.fields(Item)].index("blocks")
 
 
 def dealt(items: torch.Tensor, ctas: int) -> np.ndarray:
@@ -25,10 +26,9 @@ def dealt(items: torch.Tensor, ctas: int) -> np.ndarray:
         items: (n, fields), in the order in which they are handed out.
         ctas: How many there are at most.
     """
-    blocks = [f.name for f in attrs.fields(Item)].index("blocks")
     free = [(0, cta) for cta in range(ctas)]
     owner = np.empty(len(items), np.int64)
-    for i, cost in enumerate((items[:, blocks] + TILE).tolist()):
+    for i, cost in enumerate((items[:, BLOCKS] + TILE).tolist()):
         done, owner[i] = free[0]
         heapq.heapreplace(free, (done + cost, owner[i]))
     return owner
@@ -39,9 +39,14 @@ def every_nth(count: int, ctas: int) -> np.ndarray:
     return np.arange(count) % ctas
 
 
-def listed(owner: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tiles, list by list, and where each list begins and the last one ends (int32)."""
+def listed(owner: np.ndarray, empty: np.ndarray | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tiles, list by list, and where each list begins and the last one ends (int32).
+
+    Args:
+        owner: The CTA of each tile.
+        empty: Which tiles have no blocks; they come last in their lists.
+    """
     ends = np.cumsum(np.bincount(owner, minlength=1))
-    order = np.argsort(owner, kind="stable")
+    order = np.argsort(owner if empty is None else 2 * owner + empty, kind="stable")
     begins = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
     return torch.from_numpy(order), begins

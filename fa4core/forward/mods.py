@@ -17,6 +17,7 @@ from cutlass import cute
 
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.work import Row
+from fa4core.lowering.affine import change, change_of
 from fa4core.lowering.approximate import QUICK, Unit
 from fa4core.lowering.assume import where_attended
 from fa4core.lowering.cute import Scope, as_float, inside, select
@@ -30,6 +31,18 @@ NEVER = -math.inf
 UNROLLED = 10  # instructions for an element, roughly, that may be unrolled over a row
 
 Column = Callable[[int], int]
+
+
+def even_bias(score: Node) -> tuple[Node, float] | None:
+    """What a score mod adds to the score, and its sign, if that changes evenly from key to key."""
+    if score.op not in ("add", "sub") or len(score.args) != 2:
+        return None
+    a, b = score.args
+    if score.op == "add" and b is algebra.var("score"):
+        a, b = b, a
+    if a is not algebra.var("score") or "score" in b.free or change(b) is None:
+        return None
+    return b, -1.0 if score.op == "sub" else 1.0
 
 
 def in_order(i: int) -> int:
@@ -46,6 +59,7 @@ class Elements(Fixed):
         captured: The tensor of each capture.
         fraction: Share of the elements whose transcendental functions are computed on FMA units.
         plain: Whether scores go unmodified, so that scaling can wait until the exponential.
+        raw: Whether that waits although they are modified: modified scores are divided by `scale`.
     """
 
     def __init__(
@@ -58,6 +72,7 @@ class Elements(Fixed):
     ):
         self.live, self.score, self.captured = live, score, captured
         self.fraction, self.plain = fraction, plain
+        self.raw = False
 
     def nothing_to_do(self, partial: bool) -> bool:
         """Whether scores stay as they are."""
@@ -88,10 +103,12 @@ class Elements(Fixed):
             column: Place of the i-th score behind `first`, ascending.
         """
         start = None if self.plain else self.start(scope, first, [self.score])
+        per_scale = cute.arch.rcp_approx(scale) if self.raw else None
         for i, at, holds in self.each(scores, scope, first, partial, column):
             value = scores[i]
             if start is not None:
                 value = as_float(self.element(start, at, value * scale, i).value(self.score))
+                value = value * per_scale if self.raw else value
             scores[i] = value if holds is None else select(holds, value, NEVER, "float")
 
     def each(
@@ -117,6 +134,13 @@ class Elements(Fixed):
         return start.behind(at, score, unit)
 
 
+class Loaded(Fixed):
+    """Values of captured tensors, by their nodes."""
+
+    def __init__(self, values: dict[Node, Any]):
+        self.values = values
+
+
 class Mods(Elements):
     """Mask, score mod and sink of the forward pass: a row is a query, its elements are keys.
 
@@ -132,9 +156,24 @@ class Mods(Elements):
         plain = score is algebra.var("score") and not spec.negative_scale
         live = algebra.logical_and(mask, within)
         (score,) = where_attended(live, [score])
-        super().__init__(live, score, slots, spec.exp.fraction, plain)
+        # The softmax's exponentials first: each takes half of what a tanh does on FMA units.
+        fraction = max(0.0, 2.0 * spec.exp.fraction - 1.0)
+        super().__init__(live, score, slots, fraction, plain)
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
-        self.split = spec.split
+        self.split, self.negative_scale = spec.split, spec.negative_scale
+
+    def keep_raw(self) -> None:
+        """Let scaling wait until the exponential if the score mod has an `even_bias`."""
+        self.raw = even_bias(self.score) is not None and not self.negative_scale
+
+    def bias(self, item: Any, row: Row, first: Any, scale: Any, loaded: Loaded) -> tuple[Any, Any]:
+        """What the raw score of key `first` gets added, and what more from key to key."""
+        found = even_bias(self.score)
+        assert found is not None
+        number, sign = found
+        scope, factor = self._row(item, row, loaded), cute.arch.rcp_approx(scale) * sign
+        start = as_float(scope.element(first).value(number))
+        return start * factor, as_float(scope.value(change_of(number))) * factor
 
     def apply(
         self,
@@ -145,16 +184,24 @@ class Mods(Elements):
         partial: bool,
         scale: Any,
         column: Column = in_order,
+        loaded: Loaded | None = None,
     ) -> None:
         """See `modify`; `item` is the work tile, `row` its query and head, `first` a key."""
-        self.modify(scores, self._row(item, row), first, partial, scale, column)
+        scope = self._row(item, row, loaded)
+        self.modify(scores, scope, first, partial, scale, column)
+
+    def load(self, item: Any, row: Row) -> Loaded:
+        """Read what a row's score mod needs of captured tensors, once for all of its tiles."""
+        scope = self._row(item, row)
+        nodes = [n for n in walk(self.score) if n.op == "gather" and not per_element(n)]
+        return Loaded({n: scope.value(n) for n in nodes})
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
         """The sink's logit of a row, natural units; the first share of its keys has it, for all."""
         logit = as_float(self._row(item, row).value(self.sink))
         return select(item.share == 0, logit, NEVER, "float") if self.split else logit
 
-    def _row(self, item: Any, row: Row) -> Scope:
+    def _row(self, item: Any, row: Row, loaded: Loaded | None = None) -> Scope:
         variables = {
             "b": item.b,
             "h": row.head,
@@ -162,7 +209,10 @@ class Mods(Elements):
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
         }
-        return Scope(variables, self.captured)
+        scope = Scope(variables, self.captured)
+        if loaded is not None:
+            scope.values.update(loaded.values)
+        return scope
 
 
 def length(node: Node) -> int:

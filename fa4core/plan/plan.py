@@ -65,7 +65,9 @@ class Plan:
     def exp(self) -> Exp:
         """How exponentials are computed: the variant's choice, or the target's."""
         p = self.problem
-        return self.variant.exp or self.target.exp(max(p.head_dim, p.head_dim_v))
+        return self.variant.exp or self.target.exp(
+            max(p.head_dim, p.head_dim_v), roofline.needs_mufu(self.variant.graph.score)
+        )
 
     @property
     def rescale_threshold(self) -> float:

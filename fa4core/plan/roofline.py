@@ -80,6 +80,16 @@ _FUNCTIONS = {
     "round": Work(alu=1),
     "sign": Work(alu=2),
 }
+
+
+def needs_mufu(score: Node) -> bool:
+    """Whether a score mod keeps the multi-function unit busy for every score."""
+    return any(
+        n.op in _FUNCTIONS and _FUNCTIONS[n.op].mufu and n.free & {"k", "score"}
+        for n in walk(score)
+    )
+
+
 _ADDED = {"add": Work(fma=1), "sub": Work(fma=1), "mul": Work(fma=1), "neg": Work()}
 _DYNAMIC_DIVISION = Work(mufu=1, fma=4, alu=8)  # an integer division by what varies
 

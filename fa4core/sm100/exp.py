@@ -51,10 +51,12 @@ def exp2_row(
     weights: cute.Tensor,
     keys: range,
     factor: cutlass.Float32,
-    shift: cutlass.Float32,
+    shifts: Pair,
 ) -> None:
-    """weights[i] = 2^(factor * scores[i] - shift) for the keys; their number is even."""
+    """weights[i] = 2^(factor * scores[i] - shift) for the keys, whose number is even.
+
+    Shifts are of even and of odd keys."""
     for i in keys[::2]:
         pair = scores[i], scores[i + 1]
-        x = cute.arch.fma_packed_f32x2(pair, (factor, factor), (-shift, -shift))
+        x = cute.arch.fma_packed_f32x2(pair, (factor, factor), (-shifts[0], -shifts[1]))
         weights[i], weights[i + 1] = exp2_pair(spec, i, x)

@@ -19,7 +19,7 @@ from fa4core.emulator.session import Session, emulator
 from fa4core.plan.problem import Problem
 from fa4core.reference.tiled import Call
 from fa4core.report.peer import fa4_arguments, fa4_asked_anew, import_fa4
-from fa4core.timing.peer import emulated
+from fa4core.timing.peer import emulated, pairs
 from fa4core.timing.subject import Run, Subject, built_with_lines, largest, small_problem, tensors
 from fa4core.variant import Variant
 from primitives.schedule import Schedule
@@ -167,8 +167,7 @@ def _backward(
         for name in ("_bwd_preprocess", "_flash_attn_bwd", "_bwd_postprocess_convert"):
             function = getattr(interface, name)
             stack.enter_context(mock.patch.object(function, "compile_cache", kernels[name]))
-        choice = "_fa_disable_2cta_enabled"
-        stack.enter_context(mock.patch.object(interface.utils, choice, ctas == 1))
+        stack.enter_context(pairs(interface, ctas))
         stack.enter_context(fa4_asked_anew())
         yield stack.enter_context(emulated(target, sms))
 

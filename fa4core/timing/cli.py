@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from fa4core.compile.tools import ToolMissing
 
 if TYPE_CHECKING:
     from fa4core.timing.problem import Modelled
+    from fa4core.timing.subject import Subject
 
 
 @click.command(context_settings=SETTINGS, short_help="Modelled time of a variant's kernel.")
@@ -105,13 +107,11 @@ def _modelled(
     from fa4core.timing.problem import model
 
     variant, problem = requested(**asked)
-    what, (name, ctas) = (variant, problem, target), kernel
+    name, ctas = kernel
+    makers: dict[str, Callable[..., Subject]] = {"fa4": peer.fa4, "ours": subject.ours}
     if backward:
-        made = (of_backward.fa4 if name == "fa4" else of_backward.ours)(*what, ctas)
-    elif name == "fa4":
-        made = peer.fa4(variant, problem, target)
-    else:
-        made = subject.ours(variant, problem, target, ctas)
+        makers = {"fa4": of_backward.fa4, "ours": of_backward.ours}
+    made = makers[name](variant, problem, target, ctas)
     return model(made, variant, problem, target, clock, seeds)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from fa4core.compile.targets import TARGETS
 from fa4core.emulator.host.facade import cuda_facade
@@ -21,21 +22,27 @@ from fa4core.variant import Variant
 from primitives.schedule import Schedule
 
 
-def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
+def fa4(variant: Variant, problem: Problem, target: str, ctas: int | None = None) -> Subject:
     """FlashAttention-4's kernel for a call.
+
+    Args:
+        ctas: That share a work tile; what its package takes unless given.
 
     Raises:
         ModuleNotFoundError, NotImplementedError: It is not installed, or can't do it.
     """
-    arguments = fa4_arguments(variant)
+    arguments, wanted = fa4_arguments(variant), ctas
     interface = import_fa4()
-    options = fa4_options(variant, problem, TARGETS[target])
+    with pairs(interface, wanted):
+        options = fa4_options(variant, problem, TARGETS[target])
     if target == "sm90":
         rows, keys, ctas, persistent = options["tile_m"], options["tile_n"], 1, False
     else:
         ctas = 2 if options["use_2cta_instrs"] else 1
         rows = options["m_block_size"] * options["q_stage"] * ctas
         keys, persistent = options["n_block_size"], options["is_static_persistent"]
+    if wanted not in (None, ctas):
+        raise NotImplementedError(f"FlashAttention-4 has no kernel with {wanted} CTAs for this")
     packed = options["qhead_per_kvhead"] if options["pack_gqa"] else 1
     if rows % packed:
         raise NotImplementedError(
@@ -48,7 +55,11 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
     def run(queries: int, keys: int, heads: int, sms: int) -> Run:
         small = small_problem(problem, queries, keys, heads, packed)
         # Its grid is compiled for a number of SMs: those of one cluster serve every launch.
-        with emulated(target, ctas) as session, _with_options(options, kernels):
+        with (
+            emulated(target, ctas) as session,
+            _with_options(options, kernels),
+            pairs(interface, wanted),
+        ):
             interface.flash_attn_func(*tensors(small), return_lse=True, **arguments)
         return largest(session)
 
@@ -61,7 +72,7 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
         ctas=ctas,
     )
     return Subject(
-        title="fa4",
+        title="fa4" if wanted is None else f"fa4, {ctas} CTA{'s' if ctas > 1 else ''}",
         run=run,
         schedule=schedule,
         rows=rows // packed,
@@ -70,6 +81,14 @@ def fa4(variant: Variant, problem: Problem, target: str) -> Subject:
         block=keys,
         several=target != "sm90" and not persistent,
     )
+
+
+@contextlib.contextmanager
+def pairs(interface: Any, ctas: int | None) -> Iterator[None]:
+    """FlashAttention-4 takes no pairs of CTAs if `ctas` is 1."""
+    allowed = interface.utils._fa_disable_2cta_enabled if ctas is None else ctas == 1
+    with mock.patch.object(interface.utils, "_fa_disable_2cta_enabled", allowed):
+        yield
 
 
 #: Compiled before, by target, SMs and what they were made with.

@@ -6,6 +6,7 @@ import torch
 from fa4core.plan import roofline
 from fa4core.plan.roofline import Work, work_of
 from fa4core.plan.target import CPU, SM90, SM100, SM103, target
+from fa4core.variant import Variant
 from primitives import exp, mask, score
 
 
@@ -121,3 +122,13 @@ def test_targets_by_name():
         target("sm80")
     with pytest.raises(ValueError, match="has no roofline"):
         roofline.forward(CPU, 128, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("mod", "busy"),
+    [(score.softcap(30.0), True), (score.alibi(8), False), (score.identity(), False)],
+)
+def test_a_score_mod_on_mufu_moves_exponentials_to_fma_units(mod, busy):
+    assert roofline.needs_mufu(Variant(score=mod).graph.score) == busy
+    assert SM100.exp(128, busy).fraction == (0.5 if busy else 0.125)
+    assert SM90.exp(128, busy).fraction == 0.0

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
 
 import torch
 from hopper_gpu import GPU, on_gpu
 
+from fa4core.dispatch import analysed
 from fa4core.emulator.session import emulator
 from fa4core.places import in_emulator, on_device
 from fa4core.plan.problem import Problem
 from fa4core.plan.target import SM90
 from fa4core.prepared import Prepared, Skeleton, prepare
 from fa4core.program import Program
-from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.launch import FORWARD
 from fa4core.testing import Case, LayoutSpec, Shape, assert_close_to_oracle, run
 
@@ -34,8 +33,7 @@ def prepared(
     scale = 1 / math.sqrt(problem.head_dim) if scale is None else scale
     inputs = tuple(_there(t) for t in (q, k, v))
     place = on_device("sm90", DEVICE) if GPU else in_emulator("sm90")
-    tiles: Any = None  # the kernel's tiles are its own
-    return prepare(skeleton, Call(program, problem, tiles, layout, scale), *inputs, place), inputs
+    return prepare(skeleton, analysed(program, problem, layout, scale), *inputs, place), inputs
 
 
 def _there(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,17 @@ from primitives import score  # noqa: E402
 PLAIN = Rule.of(Variant().program).dump()
 DERIVED = Rule.of(Variant(score=score.softcap(20.0)).program).dump()
 
-#: A key tile for each warpgroup, with a part of dV behind dS; one key tile for both; derivatives.
+#: A key tile for each warpgroup, with a part of dV behind dS; one key tile for both; derivatives;
+#: dQ by way of the reduce role.
 SPECS = (
     *(Spec(PLAIN, "bfloat16", limit, limit, shape) for limit, _, shape in SHAPES),
     *(Spec(DERIVED, "bfloat16", limit, limit, shape) for limit, shape, _ in SHAPES),
+    *(
+        Spec(PLAIN, "bfloat16", limit, limit, shape, deterministic=True)
+        for limit, _, shape in SHAPES[1:]
+    ),
 )
-THREE = Shape(64, 3, stages=3, passes=2, early=32, consumer=160, producer=32)
+THREE = Shape(64, 3, stages=3, passes=2, early=32, direct=False, consumer=160, producer=32)
 OTHERS = (
     Spec(PLAIN, "bfloat16", 64, 64, Shape(64, groups=1)),
     Spec(PLAIN, "bfloat16", 192, 128, Shape(64, shared=True, stages_out=1)),
@@ -39,7 +44,8 @@ OTHERS = (
 
 
 def named(spec: Spec) -> str:
-    return f"{spec.shape} {'derived' if spec.differentiates else 'plain'}"
+    kind = "derived" if spec.differentiates else "plain"
+    return f"{spec.shape} {kind}{' in order' * spec.deterministic}"
 
 
 SEEDED = [bug for role, (function, _) in ROLES.items() for bug in bugs(role, function)]

@@ -127,6 +127,14 @@ def test_work_tiles_of_flash_attention_4_are_those_of_the_problem(made, seqlen, 
 
 
 @pytest.mark.skipif(not HAS_FA4, reason="flash-attn-4 is not installed")
+def test_flash_attention_4_with_one_cta_where_it_takes_two():
+    found = peer.fa4(Variant(mask=mask.full()), problem(8192), "sm100", ctas=1)
+    assert (found.rows, found.ctas, found.title) == (256, 1, "fa4, 1 CTA")
+    with pytest.raises(NotImplementedError, match="no kernel with 2 CTAs"):
+        peer.fa4(CAUSAL, problem(8192), "sm100", ctas=2)
+
+
+@pytest.mark.skipif(not HAS_FA4, reason="flash-attn-4 is not installed")
 def test_another_kernel_than_the_problems_is_refused():
     """For one work tile, FlashAttention-4's causal kernel is another than for many."""
     found = peer.fa4(CAUSAL, problem(8192), "sm100")

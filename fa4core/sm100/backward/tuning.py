@@ -49,7 +49,7 @@ class Stages:
 
 
 #: By the CTAs of a work tile; the first that fits is taken. Of one CTA, the last but one serves
-#: (256, 208), the last one (256, 256).
+#: (256, 176) to (256, 208), the last one (256, 224) to (256, 256).
 STAGES = {
     1: (Stages(), Stages(staged=1), Stages(added=1, staged=1), Stages(1, 2, 1), Stages(1, 1, 1)),
     2: (Stages(q=1), Stages(q=1, added=1)),

@@ -35,29 +35,42 @@ class Block(Fixed):
     Attributes:
         scores, weights: In registers; weights by parts, as far as they are computed.
         exponent: Factor and shift of a score on its way to a weight's exponent.
-        factor: For what was accumulated before. `Rows.take` sets both.
+        bias: To be added to scores of even and of odd keys; None if nothing is.
+        factor: For what was accumulated before. `Rows.take` sets it and `exponent`.
     """
 
     exponent: tuple[Any, Any]
     factor: Any
 
-    def __init__(self, spec: Spec, scores: cute.Tensor):
-        self.spec, self.scores = spec, scores
+    def __init__(self, spec: Spec, scores: cute.Tensor, bias: tuple[Any, Any] | None):
+        self.spec, self.scores, self.bias = spec, scores, bias
         self.weights = cute.make_rmem_tensor(cute.make_layout(TILE), cutlass.Float32)
 
     def weigh(self, part: int, exponent: tuple[Any, Any]) -> None:
         """Compute a part of the weights."""
         keys = range(part * WIDTH, (part + 1) * WIDTH)
-        exp2_row(self.spec, self.scores, self.weights, keys, *exponent)
+        factor, shift = exponent
+        shifts = (shift, shift)
+        if self.bias is not None:
+            shifts = tuple(shift - b * factor for b in self.bias)
+        exp2_row(self.spec, self.scores, self.weights, keys, factor, shifts)
 
     @property
     def peak(self) -> cutlass.Float32:
         """The greatest score."""
-        scores = self.scores
-        peaks = [maximum(scores[2 * c], scores[2 * c + 1]) for c in range(CHAINS)]
-        for i in range(2 * CHAINS, TILE, 2):
-            c = i // 2 % CHAINS  # with two scores at once: one instruction of three operands
-            peaks[c] = maximum(maximum(peaks[c], scores[i]), scores[i + 1])
+
+        def pair(i: int, c: int) -> tuple[Any, Any]:
+            """Of chain c: neighbours; with a bias both of even or both of odd keys."""
+            first, apart = (i + 2 * c, 1) if self.bias is None else (i + c, CHAINS)
+            return self.scores[first], self.scores[first + apart]
+
+        peaks = [maximum(*pair(0, c)) for c in range(CHAINS)]
+        for i in range(2 * CHAINS, TILE, 2 * CHAINS):
+            for c in range(CHAINS):
+                a, b = pair(i, c)  # two at once: one instruction of three operands
+                peaks[c] = maximum(maximum(peaks[c], a), b)
+        if self.bias is not None:
+            peaks = [peak + self.bias[c % 2] for c, peak in enumerate(peaks)]
         return functools.reduce(maximum, peaks)
 
     @property
@@ -100,14 +113,15 @@ class Rows:
         new = tuple(n.__new_from_mlir_values__([v]) for n, v in numbers)
         return Rows(self.spec, self.factor, new)
 
-    def take(self, scores: cute.Tensor, ahead: bool) -> Block:
+    def take(self, scores: cute.Tensor, bias: tuple[Any, Any] | None, ahead: bool) -> Block:
         """Take in the maximum of a block, and compute its first weights.
 
         Args:
+            bias: See `Block`.
             ahead: Whether to compute them before the maximum is known. It takes registers for a
                 part of the scores more, which code that also evaluates mods does not have.
         """
-        block = Block(self.spec, scores)
+        block = Block(self.spec, scores, bias)
         if ahead:
             block.weigh(0, self.exponent)
         self.highest = maximum(self.highest, block.peak)

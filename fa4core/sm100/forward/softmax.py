@@ -39,15 +39,15 @@ def softmax(work: Any, plan: Any, ends: Ends, t: Any):
     stats_free.wait(t)
     while index < plan.count:
         item = plan.item(index)
-        rows = work.start()
+        rows, loaded = work.start(), work.load_captured(t, item)
         for r in range(item.first_run, item.end_run):
             run = plan.run(r)
             for partial in (False, True):  # code of its own for each, so that FULL tiles have none
                 for j in range(run.first, plan.end(run, t, partial)):
                     s.wait(t)
                     scores = work.load_scores(t)
-                    work.modify(t, scores, item, j, partial)
-                    block = rows.take(scores, work.ahead(partial))
+                    bias = work.modify(t, scores, item, loaded, j, partial)
+                    block = rows.take(scores, bias, work.ahead(partial))
                     work.post_factor(t, block.factor)
                     stats.arrive(t)
                     for part in range_of_parts:
@@ -92,15 +92,20 @@ class SoftmaxWork(Fixed):
         self.spec, self.thread, self.mods, self.scale = spec, thread, mods, scale
         self.scores, self.weights, self.stats = scores, weights, stats
         self.dtype = DTYPES[spec.dtype]
+        mods.keep_raw()
+
+    @property
+    def scales_late(self) -> bool:
+        return self.mods.plain or self.mods.raw
 
     @property
     def factor(self) -> Any:
         """On the way to the log2 domain; mods take and give scores in natural units."""
-        return self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
+        return self.scale * LOG2E if self.scales_late else cutlass.Float32(LOG2E)
 
     def natural(self, score: Any) -> Any:
         """A score in natural units."""
-        return score * self.scale if self.mods.plain else score
+        return score * self.scale if self.scales_late else score
 
     def ahead(self, partial: bool) -> bool:
         """Whether there are registers to compute weights before their maximum is known."""
@@ -116,8 +121,10 @@ class SoftmaxWork(Fixed):
         self._load_row(t, row)
         return row
 
-    @touches(lambda t, scores, item, j, partial: (reads("s", t), writes("s", t)))
-    def modify(self, t: Any, scores: cute.Tensor, item: Any, j: Any, partial: bool) -> None:
+    @touches(lambda t, *_: (reads("s", t), writes("s", t)))
+    def modify(
+        self, t: Any, scores: cute.Tensor, item: Any, loaded: Any, j: Any, partial: bool
+    ) -> tuple[Any, Any] | None:
         """Apply the score mod, and on partial tiles the mask, to the loaded scores.
 
         Mods that are long go through tensor memory, a few columns at a time in a loop, so that
@@ -125,12 +132,21 @@ class SoftmaxWork(Fixed):
         """
         row = row_at(self.spec, item, t, self.thread)
         if self.mods.nothing_to_do(partial):
-            return
+            return None
+        if self.mods.raw and not partial:
+            start, step = self.mods.bias(item, row, key_tile(j) * TILE, self.scale, loaded)
+            _add_even(scores, step)
+            return start, start + step
         if not self.mods.long(partial):
-            self.mods.apply(scores, item, row, key_tile(j) * TILE, partial, self.scale)
-            return
-        _modify_in_place(self, t, item, row, key_tile(j) * TILE, partial)
+            first = key_tile(j) * TILE
+            self.mods.apply(scores, item, row, first, partial, self.scale, loaded=loaded)
+            return None
+        _modify_in_place(self, t, item, row, loaded, key_tile(j) * TILE, partial)
         self._load_row(t, scores)
+        return None
+
+    def load_captured(self, t: Any, item: Any) -> Any:
+        return self.mods.load(item, row_at(self.spec, item, t, self.thread))
 
     def _load_row(self, t: Any, row: cute.Tensor) -> None:
         for part in range(PARTS):
@@ -177,13 +193,22 @@ class SoftmaxWork(Fixed):
             cute.arch.fence_view_async_tmem_store()
 
 
+def _add_even(scores: cute.Tensor, step: Any) -> None:
+    """Add 0, 0, 2, 2, 4, 4, ... steps to scores: what is missing is `Block.bias`."""
+    for i in range(0, cute.size(scores), 2):
+        by, pair = cutlass.Float32(float(i)), (scores[i], scores[i + 1])
+        pair = cute.arch.fma_packed_f32x2((by, by), (step, step), pair)
+        scores[i], scores[i + 1] = pair
+
+
 @cute.jit
-def _modify_in_place(work: Any, t: Any, item: Any, row: Any, first: Any, partial: Any):
+def _modify_in_place(work: Any, t: Any, item: Any, row: Any, loaded: Any, first: Any, partial: Any):
     for part in cutlass.range(TILE // LONG, unroll=1):
         place = columns(work.scores(t) + part * LONG, LONG)
         values = cute.make_rmem_tensor(cute.make_layout(LONG), cutlass.Float32)
         load(place, values, work.thread)
         cute.arch.fence_view_async_tmem_load()
-        work.mods.apply(values, item, row, first + part * LONG, partial, work.scale)
+        at = first + part * LONG
+        work.mods.apply(values, item, row, at, partial, work.scale, loaded=loaded)
         store(values, place, work.thread)
     cute.arch.fence_view_async_tmem_store()

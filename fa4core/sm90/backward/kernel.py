@@ -20,12 +20,13 @@ from fa4core.forward.views import batched, keys
 from fa4core.forward.work import Share
 from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm90.backward.consumer import ConsumerWork, consumer
+from fa4core.sm90.backward.consumer import consumer
 from fa4core.sm90.backward.load import LoadWork, load
 from fa4core.sm90.backward.products import Operands, Products
 from fa4core.sm90.backward.reduce import ReduceWork, reduce
 from fa4core.sm90.backward.spec import ROWS, Spec
 from fa4core.sm90.backward.tiles import Result, Tiles
+from fa4core.sm90.backward.warpgroup import ConsumerWork
 from fa4core.sm90.memory import dtype_of, repeated, staged, swizzled, tensor_in, tma
 
 
@@ -85,7 +86,6 @@ def backward_kernel(
     dtype = dtype_of(spec)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    cta, _, _ = cute.arch.block_idx()
     memory = cutlass.memory.SmemAllocator().allocate(spec.smem_bytes, 1024)
 
     pointer = memory + spec.smem["barriers"].offset
@@ -106,9 +106,6 @@ def backward_kernel(
     cute.arch.sync_threads()
 
     registers = {role.name: role.registers for role in pipeline.roles}
-    uniform = cute.arch.make_warp_uniform
-    begin, end = (uniform(lists[cta + i]) for i in range(2))
-    plan = Plan(items, runs, end, stride(begin, 1), Share(spec.tiles), uniform)
 
     t = copy_of(pipeline, "consumer", warp)
     if in_role(pipeline, "load", warp):
@@ -119,11 +116,13 @@ def backward_kernel(
             cpasync.CopyBulkG2SOp(), cutlass.Float32, num_bits_per_copy=32 * spec.queries
         )
         of_rows = {name: (bulk, rows[name], s_rows[name]) for name in rows}
+        plan = _plan(spec, items, runs, lists)
         load(LoadWork(spec, tiles_in, of_rows), plan, Ends(pipeline, "load", barriers))
     if const_expr(spec.staged):  # noqa: SIM102
         if in_role(pipeline, "reduce", warp):
             cute.arch.setmaxregister_decrease(registers["reduce"])
             work = ReduceWork(spec, grad_q, s_grad_q, turns)
+            plan = _plan(spec, items, runs, lists)
             reduce(work, plan, Ends(pipeline, "reduce", barriers))
     if in_role(pipeline, "spare", warp):
         cute.arch.setmaxregister_decrease(registers["spare"])
@@ -140,7 +139,16 @@ def backward_kernel(
         operands = Operands(spec, products, t, s_k, s_v, s_q, s_out, s_grad_s, s_p)
         tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, grad_q, results)
         consumer_work = ConsumerWork(spec, products, operands, tiles, t, member, mods, scale)
+        plan = _plan(spec, items, runs, lists)
         consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
+
+
+def _plan(spec: Spec, items: cute.Tensor, runs: cute.Tensor, lists: cute.Tensor) -> Plan:
+    """The CTA's; each role reads its own, because one for all would be spilled."""
+    cta, _, _ = cute.arch.block_idx()
+    uniform = cute.arch.make_warp_uniform
+    begin, end = (uniform(lists[cta + i]) for i in range(2))
+    return Plan(items, runs, end, stride(begin, 1), Share(spec.tiles), uniform)
 
 
 def _rows_in(memory: cute.Pointer, spec: Spec, name: str) -> cute.Tensor:

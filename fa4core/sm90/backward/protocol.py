@@ -9,10 +9,11 @@ from fa4core.forward import protocol
 from fa4core.forward.protocol import Role
 from fa4core.pipeline.check import check
 from fa4core.pipeline.record import Program
-from fa4core.sm90.backward.consumer import ConsumerWork, consumer
+from fa4core.sm90.backward.consumer import consumer
 from fa4core.sm90.backward.load import LoadWork, load
 from fa4core.sm90.backward.reduce import ReduceWork, reduce
 from fa4core.sm90.backward.spec import Spec
+from fa4core.sm90.backward.warpgroup import ConsumerWork
 
 ROLES: dict[str, tuple[Role, type]] = {
     "consumer": (consumer, ConsumerWork),

@@ -4,8 +4,8 @@ Plain values: nothing here imports the DSL. The protocol in words: a producer wa
 a work tile, and Q and dO, each in a ring of its own, for every query tile that it visits. Consumer
 warpgroups compute S^T and dP^T, keep dK and dV in registers, and meet over dS in shared memory,
 because dQ is a sum over all keys. They issue S of the next query tile together with dQ and dK of
-this one, and compute the next P while the tensor core works on dK and the next dP. One warp adds dQ
-to global memory by TMA.
+this one, and compute the next P while the tensor core works on dK and the next dP. They add dQ to
+global memory themselves, or one warp does by bulk copies, which can wait for its turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,19 @@
 """Tile shapes of the Hopper backward, by head dim: data.
 
-Chosen by what fits into registers and shared memory; not measured yet. Of a thread's 240 registers
-the accumulators of dK and dV take (d + d_v) / 2 with a key tile of its warpgroup's own, so from 129
-on two warpgroups share one, each with half of the head dim; P then goes through shared memory.
+Of a thread's 240 registers the accumulators of dK and dV take (d + d_v) / 2 with a key tile of its
+warpgroup's own, so from 129 on two warpgroups share one, each with half of the head dim; P then
+goes through shared memory. That follows from what fits; the rest of what holds up to 128 was chosen
+on an H200, in TFLOP/s of the whole backward pass (bf16, 32k tokens, hidden size 2048):
+
+- Three tiles of Q instead of two: d=128 full 4k 515 (425), causal 4k 392 (350), window 1024 380
+  (329); d=64 causal 8k 451 (384). With two, the next Q is asked for just before it is needed.
+- dQ added by the threads themselves instead of a role behind shared memory, in one state of the
+  order of instructions: d=128 full 4k 533 (461), causal 4k 503 (434), window 1024 410 (364), where
+  the other way waited for its places; d=64 full 8k 456 (513), causal 444 (497), so not there.
+- d=64, 128 queries instead of 64: full 8k 470 (384); a quarter of them early instead of half: 497
+  (470); all: 381, because ptxas then makes products synchronous.
+
+The order of instructions has changed since; its own measurement is that of `benchmarks/speed.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +56,7 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: By the larger of the head dims, up to and including: with a score mod that has a derivative, for
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
-    (64, Shape(64, stages=3), Shape(128, stages=3, early=32)),
+    (64, Shape(64, stages=3), Shape(128, stages=3, early=32, direct=False)),
     (128, Shape(64, stages=3), Shape(64, stages=3)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),

@@ -15,21 +15,43 @@ from fa4core.forward.arguments import captured, compiled_for, of_shares, pages
 from fa4core.forward.coordinates import packed, packing
 from fa4core.forward.metadata import Metadata, metadata, pre_pass
 from fa4core.places import Place
+from fa4core.plan.tiles import TileMap
 from fa4core.prepared import Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.spec import ROWS, Spec
-from fa4core.sm90.forward.tuning import Shape, shape_of
+from fa4core.sm90.forward.tuning import FEW, MANY, Shape, fitting, shapes_of
+from primitives.expr import algebra
 from primitives.schedule import Schedule
 
 
 def spec_of(call: Call, target: str, shape: Shape | None = None) -> Spec:
     """What a call's kernel is compiled for; `shape` instead of the tuned one."""
-    problem, schedule = call.problem, schedule_of(call)
-    rows = max(problem.seqlens_q, default=0) * packing(call.program, problem, ROWS)
-    # what masked kernels have has the larger divisors in common with pages
-    masked = problem.page_size is not None or not call.program.graph.mask.is_const
-    shape = shape or shape_of(problem.head_dim, problem.head_dim_v, rows, masked)
+    shape, schedule = shape or _shape(call), schedule_of(call)
     return Spec(**compiled_for(call, target, schedule, ROWS, shape.keys), shape=shape)
+
+
+def _shape(call: Call) -> Shape:
+    problem, graph = call.problem, call.program.graph
+    shapes = shapes_of(problem.head_dim, problem.head_dim_v)
+    shape = shapes.masked
+    # what masked kernels have has the larger divisors in common with pages
+    if graph.mask.is_const and problem.page_size is None:
+        shape = shapes.everything
+    elif shapes.narrow is not None and _is_narrow(call):
+        shape = shapes.narrow
+    elif shapes.modified is not None and graph.score is not algebra.var("score"):
+        shape = shapes.modified
+    rows = max(problem.seqlens_q, default=0) * packing(call.program, problem, ROWS)
+    return fitting(shape, rows)
+
+
+def _is_narrow(call: Call) -> bool:
+    """Whether query tiles visit few of many key tiles, on average."""
+    if max(call.problem.seqlens_k, default=0) < MANY * call.tile_k:
+        return False
+    assert isinstance(call.tiles, TileMap)
+    visited = call.tiles.lengths()
+    return visited.sum() <= FEW * len(visited)
 
 
 def host_function(spec: Spec) -> str:

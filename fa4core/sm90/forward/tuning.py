@@ -35,6 +35,21 @@ With lists of work tiles dealt by their time, in another run, causal at 1k, 4k, 
 | 64 | 3 x 64 rows, 112 keys, no turns | | | 503 | | | |
 | 64 | FlashAttention-4 behind them | | | 488 | | | |
 
+With key blocks from the last to the first, in a third run, at 8k:
+
+| d | shape | causal | ALiBi | softcap | window 1024 | window 128 |
+|---|---|---|---|---|---|---|
+| 128 | 2 x 64 rows, 128 keys, no turns | 756 | 681 | 563 | 572 | 203 |
+| 128 | 2 x 64 rows, 128 keys | 750 | 667 | 551 | 575 | 205 |
+| 128 | FlashAttention-4 behind them | 692 | | 302 | 504 | 155 |
+| 64 | 3 x 64 rows, 96 keys, no turns, three stages | 546 | 468 | 319 | 388 | 104 |
+| 64 | 3 x 64 rows, 96 keys, no turns | 538 | 471 | 333 | 387 | 106 |
+| 64 | 2 x 64 rows, 128 keys, no turns, three stages | 471 | 383 | 323 | 352 | 132 |
+| 64 | as the first, an eighth of exp2 and tanh by polynomial | 520 | 449 | 325 | 382 | 103 |
+| 64 | FlashAttention-4 behind them | 525 | | 192 | 365 | 99 |
+
+Not measured yet: `ahead`.
+
 Also measured and not taken: three stages of 96 keys (662 full at d = 128 against 708 for two of
 128); a quarter of the exponentials by polynomial (607 against 693; 510 against 535 at d = 64: the
 consumers wait for issue slots and for power before they wait for the MUFU unit); one work tile for
@@ -57,6 +72,8 @@ class Shape:
         stages: Blocks of K, and of V, in shared memory.
         consumer, producer: Registers of a thread.
         turns: Whether the consumers take turns at issuing products.
+        ahead: Whether the next work tile is begun before the rows of this one are finished, if
+            finished rows do not lie where its queries go.
     """
 
     groups: int
@@ -65,25 +82,52 @@ class Shape:
     consumer: int = 240
     producer: int = 24
     turns: bool = True
+    ahead: bool = False
 
 
+@attrs.frozen
+class Shapes:
+    """The shapes for some head dims.
+
+    Attributes:
+        masked: With a mask.
+        everything: Where all is attended to.
+        modified: With a mask and a score mod; None: `masked`.
+        narrow: With a mask that leaves few key blocks of many; None: no other.
+    """
+
+    masked: Shape
+    everything: Shape
+    modified: Shape | None = None
+    narrow: Shape | None = None
+
+
+FEW, MANY = 4, 8  # tiles of 128 keys
 _THREE = Shape(3, 96, consumer=160, producer=32, turns=False)
 
-#: By the larger of the head dims, up to and including: with a mask, and where all is attended to.
-SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
-    (64, attrs.evolve(_THREE, stages=3), attrs.evolve(_THREE, keys=112)),
-    (96, Shape(2, 128), Shape(2, 128)),
-    (128, Shape(2, 128, turns=False), Shape(2, 144, turns=False)),
-    (192, Shape(2, 96), Shape(2, 96)),
-    (256, Shape(2, 80), Shape(2, 80)),
-)
+#: By the larger of the head dims, up to and including.
+SHAPES: dict[int, Shapes] = {
+    64: Shapes(
+        masked=attrs.evolve(_THREE, stages=3),
+        everything=attrs.evolve(_THREE, keys=112),
+        modified=_THREE,
+        narrow=Shape(2, 128, stages=3, turns=False),
+    ),
+    96: Shapes(Shape(2, 128), Shape(2, 128)),
+    128: Shapes(Shape(2, 128, turns=False), Shape(2, 144, turns=False)),
+    192: Shapes(Shape(2, 96), Shape(2, 96)),
+    256: Shapes(Shape(2, 80), Shape(2, 80)),
+}
 
 
-def shape_of(head_dim: int, head_dim_v: int, rows: int, masked: bool) -> Shape:
-    """The shape for head dims, the longest sequence's queries, and whether there is a mask."""
+def shapes_of(head_dim: int, head_dim_v: int) -> Shapes:
+    """The shapes to choose from for head dims."""
     d = max(head_dim, head_dim_v)
-    masks, all_of_it = next((m, a) for limit, m, a in SHAPES if d <= limit)
-    shape = masks if masked else all_of_it
+    return next(shapes for limit, shapes in SHAPES.items() if d <= limit)
+
+
+def fitting(shape: Shape, rows: int) -> Shape:
+    """A shape without warpgroups that the longest sequence's queries leave without work."""
     needed = max(1, -(-rows // 64))
     if needed >= shape.groups:
         return shape
