@@ -54,7 +54,8 @@ def test_every_pair_of_head_dims_has_a_pipeline_that_fits() -> None:
 def test_arrivals_of_the_peer_are_counted_where_they_go() -> None:
     alone = attrs.evolve(SPEC, ctas=1).pipeline
     counts = {signal.name: alone.count(signal) for signal in alone.signals}
-    counts |= {"ds_copied": 4, "s_read": counts["p_ready"]}
+    by_compute = counts["p_ready"]
+    counts |= {"ds_copied": 4, "s_read": by_compute, "ds_exchanged": by_compute + 1}
     for signal in SPEC.pipeline.signals:
         one = counts.get(signal.name, 1)
         factor = 2 if signal.name in AT_LEADER else 1
