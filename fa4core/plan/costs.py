@@ -43,7 +43,12 @@ B200_FORWARD = (
     (192, Cost(2560 / 4260, 6782, 3752)),
     (ANY_HEAD_DIM, Cost(2048 / 4266, 7002, 5332)),
 )
-B300_FORWARD = B200_FORWARD
+B300_FORWARD = (
+    (64, Cost(1024 / 1832, 7684, 3813)),
+    (128, Cost(2048 / 2248, 8765, 4888)),
+    (192, Cost(2560 / 4269, 6427, 3343)),
+    (ANY_HEAD_DIM, Cost(2048 / 4240, 6715, 4387)),
+)
 
 # Backward on Blackwell, by CTAs that share an MMA: the same model's cycles of FlashAttention-4's
 # kernels, head dim 128, causal. Not known, and assumed: what a work tile costs besides its blocks,
