@@ -27,6 +27,7 @@ from fa4core.sm90.backward.reduce import ReduceWork, reduce
 from fa4core.sm90.backward.spec import ROWS, Spec
 from fa4core.sm90.backward.tiles import Result, Tiles
 from fa4core.sm90.backward.warpgroup import ConsumerWork
+from fa4core.sm90.boxes import box
 from fa4core.sm90.memory import dtype_of, repeated, staged, swizzled, tensor_in, tma
 
 
@@ -44,17 +45,21 @@ class Layouts:
     grad_q: Any
 
     @classmethod
-    def of(cls, spec: Spec) -> Layouts:
+    def of(cls, spec: Spec, columns: dict[str, int] | None = None) -> Layouts:
+        """With all columns, or so many of the operands', which come first."""
+        columns = columns or {"k": spec.d, "v": spec.d_v, "q": spec.d, "grad_out": spec.d_v}
         dtype, parts, groups = dtype_of(spec), spec.parts, spec.shape.groups
         d, d_v, queries, tiles = spec.d, spec.d_v, spec.queries, spec.tiles
         # what a product takes of a tile's columns begins where an atom of its swizzle does
         keys_, part, part_v = spec.grad_q_columns, d // parts, d_v // parts
         pairs = spec.smem["grad_s"].stride * 8 // dtype.width
         return cls(
-            k=repeated(swizzled(dtype, ROWS, d, keys_), (tiles, ROWS * d)),
-            v=repeated(swizzled(dtype, ROWS, d_v), (tiles, ROWS * d_v)),
-            q=staged(spec, "q", swizzled(dtype, queries, d, part), dtype),
-            out=staged(spec, "grad_out", swizzled(dtype, queries, d_v, part_v), dtype),
+            k=repeated(swizzled(dtype, ROWS, columns["k"], keys_), (tiles, ROWS * d)),
+            v=repeated(swizzled(dtype, ROWS, columns["v"], d_v), (tiles, ROWS * d_v)),
+            q=staged(spec, "q", swizzled(dtype, queries, columns["q"], part), dtype),
+            out=staged(
+                spec, "grad_out", swizzled(dtype, queries, columns["grad_out"], part_v), dtype
+            ),
             weights=repeated(
                 swizzled(dtype, ROWS, queries, ROWS), (tiles, ROWS * queries), (2, pairs)
             ),
@@ -100,6 +105,9 @@ def backward_kernel(
     s_grad_q = cute.make_tensor(cute.recast_ptr(pointer, dtype=cutlass.Float32), layouts.grad_q)
     s_rows = {name: _rows_in(memory, spec, name) for name in rows}
 
+    if const_expr(spec.pads):
+        _clear(memory, spec, thread)
+        cute.arch.sync_threads()
     if thread == 0:
         barriers.initialise()
     cute.arch.mbarrier_init_fence()
@@ -110,7 +118,13 @@ def backward_kernel(
     t = copy_of(pipeline, "consumer", warp)
     if in_role(pipeline, "load", warp):
         cute.arch.setmaxregister_decrease(registers["load"])
-        shared = {"k": s_k, "v": s_v, "q": s_q, "grad_out": s_out}
+        inner = Layouts.of(spec, spec.loaded)
+        shared = {
+            "k": tensor_in(memory, spec, "k", inner.k, dtype),
+            "v": tensor_in(memory, spec, "v", inner.v, dtype),
+            "q": tensor_in(memory, spec, "q", inner.q, dtype),
+            "grad_out": tensor_in(memory, spec, "grad_out", inner.out, dtype),
+        }
         tiles_in = {name: (*loads[name], shared[name]) for name in loads}
         bulk = cute.make_copy_atom(
             cpasync.CopyBulkG2SOp(), cutlass.Float32, num_bits_per_copy=32 * spec.queries
@@ -132,7 +146,7 @@ def backward_kernel(
         mods = GradMods(spec, captured, grad_captured)
         results = {
             name: Result(
-                spec, tensor_in(memory, spec, f"grad_{name}", layout, dtype), *stores[name]
+                spec, name, tensor_in(memory, spec, f"grad_{name}", layout, dtype), *stores[name]
             )
             for name, layout in (("k", layouts.grad_k), ("v", layouts.grad_v))
         }
@@ -141,6 +155,17 @@ def backward_kernel(
         consumer_work = ConsumerWork(spec, products, operands, tiles, t, member, mods, scale)
         plan = _plan(spec, items, runs, lists)
         consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
+
+
+@cute.jit
+def _clear(memory: cute.Pointer, spec: cutlass.Constexpr, thread: cutlass.Int32):
+    """All of shared memory zero, also for TMA and wgmma."""
+    words = cute.make_tensor(
+        cute.recast_ptr(memory, dtype=cutlass.Int32), cute.make_layout(spec.smem_bytes // 4)
+    )
+    for i in cutlass.range(thread, spec.smem_bytes // 4, spec.pipeline.threads, unroll=1):
+        words[i] = cutlass.Int32(0)
+    cute.arch.fence_proxy("async.shared", space="cta")
 
 
 def _plan(spec: Spec, items: cute.Tensor, runs: cute.Tensor, lists: cute.Tensor) -> Plan:
@@ -185,19 +210,23 @@ def backward(
     """q, k, v and gradients: (batch, rows, heads, d), packed tensors without a batch; lse, delta,
     grad_q and turns: padded, see `backward.rows`; items and runs: see `backward.tables`; lists: see
     `forward.lists`."""
-    layouts, queries = Layouts.of(spec), spec.queries
+    columns, queries = spec.loaded, spec.queries
+    layouts = Layouts.of(spec, columns)
     q, k, v, grad_out = (batched(tensor, 4) for tensor in (q, k, v, grad_out))
     grad_k, grad_v = (batched(tensor, 4) for tensor in (grad_k, grad_v))
     inward, outward = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
     loads = {
-        "k": tma(inward, keys(k), layouts.k, (ROWS, spec.d)),
-        "v": tma(inward, keys(v), layouts.v, (ROWS, spec.d_v)),
-        "q": tma(inward, keys(q), layouts.q, (queries, spec.d)),
-        "grad_out": tma(inward, keys(grad_out), layouts.out, (queries, spec.d_v)),
+        "k": tma(inward, keys(k), layouts.k, (ROWS, columns["k"])),
+        "v": tma(inward, keys(v), layouts.v, (ROWS, columns["v"])),
+        "q": tma(inward, keys(q), layouts.q, (queries, columns["q"])),
+        "grad_out": tma(inward, keys(grad_out), layouts.out, (queries, columns["grad_out"])),
     }
+    boxes = {name: box(part) for name, (_, part) in spec.stored.items()}
     stores = {
-        "k": tma(outward, keys(grad_k), layouts.grad_k, (ROWS, spec.d // spec.parts)),
-        "v": tma(outward, keys(grad_v), layouts.grad_v, (ROWS, spec.d_v // spec.parts)),
+        name: tma(
+            outward, keys(tensor), swizzled(dtype_of(spec), ROWS, boxes[name]), (ROWS, boxes[name])
+        )
+        for name, tensor in (("k", grad_k), ("v", grad_v))
     }
     backward_kernel(
         spec, loads, {"lse": lse, "delta": delta}, stores, grad_q, turns, items, runs, lists,

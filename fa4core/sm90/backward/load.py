@@ -70,12 +70,8 @@ class LoadWork(Fixed):
     def __init__(self, spec: Spec, operands: dict[str, tuple], rows: dict[str, tuple]):
         self.tiles, self.queries = tuple(range(spec.tiles)), spec.queries
         self.operands, self.rows = operands, rows
-        self.shapes = {
-            "k": (ROWS, spec.d),
-            "v": (ROWS, spec.d_v),
-            "q": (spec.queries, spec.d),
-            "grad_out": (spec.queries, spec.d_v),
-        }
+        rows_of = {"k": ROWS, "v": ROWS, "q": spec.queries, "grad_out": spec.queries}
+        self.shapes = {name: (n, spec.loaded[name]) for name, n in rows_of.items()}
         k_bytes, v_bytes, q_bytes, out_bytes = (2 * a * b for a, b in self.shapes.values())
         self.kv_bytes = (k_bytes + v_bytes) * spec.tiles
         self.q_bytes, self.out_bytes = (n + 4 * spec.queries for n in (q_bytes, out_bytes))

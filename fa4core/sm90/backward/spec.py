@@ -19,6 +19,7 @@ from fa4core.backward.rule import Rule
 from fa4core.backward.spec import BackwardSpec
 from fa4core.pipeline.declare import How, Pipeline, Region, Role, Signal
 from fa4core.sm90.backward.tuning import Shape
+from fa4core.sm90.boxes import inside_boxes
 
 GRAD_S = 2  # tiles of dS in shared memory
 ROWS = 64  # M of every wgmma: keys of a tile, and queries of a warpgroup's part of dQ
@@ -124,6 +125,30 @@ class Spec(BackwardSpec):
         K and V are not in the way of those of the next tile."""
         weights = ROWS * self.tiles * self.queries
         return self.shape.groups == GRAD_S and ROWS * self.d_v // self.parts <= weights
+
+    @cached_property
+    def loaded(self) -> dict[str, int]:
+        """Columns that TMA brings of each operand; those behind stay zero."""
+        k, q, out = self.grad_q_columns, self.d // self.parts, self.d_v // self.parts
+        return {
+            "k": inside_boxes(self.head_dim, k),
+            "v": inside_boxes(self.head_dim_v, self.d_v),
+            "q": inside_boxes(self.head_dim, q),
+            "grad_out": inside_boxes(self.head_dim_v, out),
+        }
+
+    @property
+    def pads(self) -> bool:
+        """Whether operands have columns that nothing is loaded to."""
+        return self.loaded != {"k": self.d, "v": self.d_v, "q": self.d, "grad_out": self.d_v}
+
+    @property
+    def stored(self) -> dict[str, tuple[int, int]]:
+        """Of dK and dV: columns, and those of a warpgroup's part."""
+        return {
+            "k": (self.head_dim, self.d // self.parts),
+            "v": (self.head_dim_v, self.d_v // self.parts),
+        }
 
     @property
     def sums_part(self) -> int:

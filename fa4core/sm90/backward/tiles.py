@@ -9,6 +9,7 @@ from cutlass import cute
 
 from fa4core.pipeline.effects import Fixed
 from fa4core.sm90.backward.spec import ROWS, Spec
+from fa4core.sm90.boxes import box
 from fa4core.sm90.memory import partition, store
 
 
@@ -18,11 +19,13 @@ class Result(Fixed):
 
     Attributes:
         spec: Of the kernel.
+        name: "k" or "v".
         shared: (64, columns, groups).
-        atom, out: TMA's store and its view of the tensor.
+        atom, out: TMA's store of a box and its view of the tensor.
     """
 
     spec: Spec
+    name: str
     shared: cute.Tensor
     atom: cute.CopyAtom
     out: cute.Tensor
@@ -31,15 +34,18 @@ class Result(Fixed):
         return self.shared[(None, None, t)]
 
     def store(self, t: Any, item: Any, thread: Any) -> None:
-        """Begin to store a warpgroup's part, by its first warp."""
-        shape = ROWS, cute.size(self.shared, mode=[1])
+        """Begin to store a warpgroup's part, by its first warp; no box outside the tensor."""
+        columns, part = self.spec.stored[self.name]
+        shape = ROWS, box(part)
         row = (item.tile * self.spec.tiles + self.spec.tile_of(t)) * ROWS
-        column = self.spec.part_of(t) * shape[1]
-        of, to = partition(
-            self.atom, self.shared, self.out, shape, 0,
-            row, item.seqlen_k, item.start_k, item.h_kv, item.b_k, column,
-        )  # fmt: skip
-        store(self.atom, of[(None, t)], to, thread, row < item.seqlen_k)
+        for i in range(part // shape[1]):
+            column = self.spec.part_of(t) * part + i * shape[1]
+            shared = cute.local_tile(self.shared, shape, (0, i, None))
+            of, to = partition(
+                self.atom, shared, self.out, shape, 0,
+                row, item.seqlen_k, item.start_k, item.h_kv, item.b_k, column,
+            )  # fmt: skip
+            store(self.atom, of[(None, t)], to, thread, (row < item.seqlen_k) & (column < columns))
 
 
 class Tiles(Fixed):
