@@ -86,7 +86,9 @@ class Statistics:
     instructions: Mapping[str, int]  # by kind of opcode, e.g. "fma.rn.f32x2"
     by_warp: Mapping[int, Mapping[str, int]]  # the same, by warp index within its CTA
     barrier_waits: Mapping[str, int]  # waits that had to block, by kind of barrier
-    bytes: Mapping[str, int]  # e.g. "global.read", "shared.write", "tmem.read", "tma.load"
+    # e.g. "global.read", "shared.write", "tmem.read", "tma.load"; "tma.outside": of boxes that lie
+    # outside their tensor altogether
+    bytes: Mapping[str, int]
     mma: Mapping[str, int]  # e.g. "tcgen05.f16.cg1.m128n128k16 SS" -> count
     timeline: tuple[Event, ...] = ()
     trace: Trace | None = None

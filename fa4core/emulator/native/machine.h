@@ -272,6 +272,7 @@ enum Traffic {
   TMEM_READ,
   TMEM_WRITE,
   MMA_SHARED,
+  TMA_OUTSIDE,
   TRAFFIC
 };
 extern const char* const TRAFFIC_NAMES[TRAFFIC];

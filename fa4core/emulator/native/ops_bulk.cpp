@@ -180,6 +180,7 @@ void set_tensor(Warp& w, const Ins& i, u32 lane, BulkBase& f, u32 map_plane, i32
        format("%d coordinates for a tensor map of rank %d", i.x->n[8], f.map.rank));
   for (int c = 0; c < i.x->n[8]; c++) f.coords[c] = (i32)w.r(i.x->regs[(size_t)c])[lane];
   f.bytes = box_bytes(f.map) * (f.gather ? 4 : 1);
+  if (!f.gather && outside(f.map, f.coords)) w.machine->stats.traffic[TMA_OUTSIDE] += f.bytes;
 }
 
 void bulk_load(Warp& w, const Ins& i, Mask m) {

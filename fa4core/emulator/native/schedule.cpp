@@ -16,7 +16,8 @@ const char* const TRAFFIC_NAMES[TRAFFIC] = {
     "global.read",  "global.write",  "global.atomic", "shared.read",
     "shared.write", "shared.atomic", "other.read",    "other.write",
     "tma.load",     "tma.store",     "tma.reduce",    "bulk.shared",
-    "cp.async",     "tmem.read",     "tmem.write",    "mma.shared.read"};
+    "cp.async",     "tmem.read",     "tmem.write",    "mma.shared.read",
+    "tma.outside"};
 
 constexpr u64 SPIN_LIMIT = 40'000;      // instructions without progress before more clusters join
 constexpr u64 AFTER_FINDING = 500'000;  // instructions to run on after the first finding

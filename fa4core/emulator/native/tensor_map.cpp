@@ -61,6 +61,12 @@ void for_rows(const TensorMap& t, const i32* coords, const RowFn& run) {
   }
 }
 
+bool outside(const TensorMap& t, const i32* coords) {
+  for (int d = 0; d < t.rank; d++)
+    if (coords[d] >= (i64)t.size[d] || (i64)coords[d] + t.box[d] <= 0) return true;
+  return false;
+}
+
 void for_gathered_rows(const TensorMap& t, const i32* coords, const RowFn& run) {
   u32 row = t.box[0] * (u32)t.element_bytes, skip, valid;
   clip(t, coords[0], skip, valid);

@@ -35,5 +35,8 @@ using RowFn = std::function<void(u64 address, u32 offset, u32 skip, u32 valid, u
 void for_rows(const TensorMap& t, const i32* coords, const RowFn& run);
 void for_gathered_rows(const TensorMap& t, const i32* coords, const RowFn& run);  // tile::gather4
 u32 box_bytes(const TensorMap& t);
+// Whether no element of the box lies in the tensor: allowed, but Hopper GPUs look at addresses then
+// that may not be mapped.
+bool outside(const TensorMap& t, const i32* coords);
 
 }  // namespace emu
