@@ -108,8 +108,8 @@ def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
         [
             Cut(2, 176),
             Cut(2, 80, stages=3),
-            Cut(1, 64, ahead=True),
-            Cut(2, 128, turns=False, ahead=True),
+            Cut(1, 64),
+            Cut(2, 128, turns=False),
         ],
     ),
     ids=str,
@@ -126,7 +126,7 @@ def test_several_runs_of_key_blocks(first: int) -> None:
         f"Variant(mask=mask.causal() & (mask.sliding_window({first}) | mask.sink_tokens(70)),"
         " score=score.alibi(normal(1, 2, std=1.0)))"
     )
-    cut = shaped(Cut(2, 64, stages=3, turns=False, ahead=first == 96))
+    cut = shaped(Cut(2, 64, stages=3, turns=False))
     execute(variant, Shape((700, 0, 5), (700, 40, 0), 2, 1, 64, 64), VARLEN, skeleton=cut)
 
 

@@ -18,11 +18,11 @@ from fa4core.sm90.forward.protocol import ROLES, check_forward  # noqa: E402
 from fa4core.sm90.forward.spec import Spec  # noqa: E402
 from fa4core.sm90.forward.tuning import Shape  # noqa: E402
 
-#: Finished rows beside Q, and inside it; the next work tile begun ahead.
+#: Finished rows beside Q, and inside it.
 SPECS = (
     Spec("", "bfloat16", 128, 128, Shape(2, 128)),
     Spec("", "bfloat16", 256, 256, Shape(2, 80)),
-    Spec("", "bfloat16", 128, 128, Shape(2, 128, turns=False, ahead=True)),
+    Spec("", "bfloat16", 128, 128, Shape(2, 128, turns=False)),
 )
 SEEDED = [bug for role, (function, _) in ROLES.items() for bug in bugs(role, function)]
 LISTS = ((3, 0, 2), (1, 1, 4), (2, 5, 1))
@@ -36,7 +36,7 @@ LISTS = ((3, 0, 2), (1, 1, 4), (2, 5, 1))
         Spec("", "float16", 64, 128, Shape(1, 128)),
         Spec("", "float16", 128, 128, Shape(2, 80, stages=3, turns=False)),
         Spec("", "float16", 128, 128, Shape(2, 128), split=True),
-        Spec("", "float16", 64, 64, Shape(3, 96, 3, consumer=160, producer=32, ahead=True)),
+        Spec("", "float16", 64, 64, Shape(3, 96, 3, consumer=160, producer=32, turns=False)),
     ],
     ids=lambda spec: f"{spec.shape}{', split' if spec.split else ''}",
 )

@@ -14,7 +14,6 @@ from cutlass.cute.nvgpu import warpgroup
 
 from fa4core.forward.rows import row_at
 from fa4core.forward.work import key_tile
-from fa4core.lowering.cute import inside, select
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
 from fa4core.pipeline.endpoint import Ends
 from fa4core.plan.kinds import FULL
@@ -35,13 +34,7 @@ from fa4core.sm90.fragments import (
 
 @cute.jit
 def consumer(work: Any, plan: Any, ends: Ends, t: Any):
-    """S of the first block; then S of each next block with O += P V of the one before it.
-
-    With `work.ahead`, S of the next work tile is begun behind the last product of this one, so that
-    the tensor core has work while rows are finished. If there is none or it has no blocks, then nor
-    has any behind it (`lists`), and the product is of what lies there, and is left: were it begun
-    under a condition, ptxas would let no product run beside other work.
-    """
+    """S of the first block; then S of each next block with O += P V of the one before it."""
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
     k, k_free = ends.waits("k_full"), ends.posts("k_empty")
     v, v_free = ends.waits("v_full"), ends.posts("v_empty")
@@ -51,32 +44,22 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     if t == len(work.tiles) - 1:
         give.arrive(after)  # the first turn is the first consumer's
     source = plan.source(ends)
-    index, k_first, v_last = source.first(), k.stage, v.stage
-    if const_expr(work.ahead):
-        if _blocks(plan, index) > 0:
-            q.wait(t)
-            q.advance()
-            k_first = k.take()
-        work.qk(t, k_first)
+    index = source.first()
     while index < plan.count:
         item = plan.item(index)
         rows = work.start()
         work.clear(t)
-        if const_expr(not work.ahead):
-            if (item.blocks > 0) | in_q:
-                q.wait(t)
-                q.advance()
-        else:
-            work.settle(0)
+        if (item.blocks > 0) | in_q:
+            q.wait(t)
+            q.advance()
         if item.blocks > 0:
-            if const_expr(not work.ahead):
-                k_first = k.take()
-                turn.wait(t)
-                turn.advance()
-                work.qk(t, k_first)
-                give.arrive(after)
-                work.settle(0)
-            k_free.arrive(stage=k_first)
+            k_stage = k.take()
+            turn.wait(t)
+            turn.advance()
+            work.qk(t, k_stage)
+            give.arrive(after)
+            work.settle(0)
+            k_free.arrive(stage=k_stage)
             begin = plan.run(item.first_run)
             if plan.kind(begin, t) == FULL:
                 work.modify(t, item, begin.first, False)
@@ -117,21 +100,11 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 done = 0
             if const_expr(not in_q):
                 q_free.arrive(t)
-            v_last = v.take()
-            work.pv(t, v_last)
-            if const_expr(not work.ahead):
-                work.settle(0)
-                v_free.arrive(stage=v_last)
+            v_stage = v.take()
+            work.pv(t, v_stage)
+            work.settle(0)
+            v_free.arrive(stage=v_stage)
         index = source.next(index)
-        if const_expr(work.ahead):
-            if _blocks(plan, index) > 0:
-                q.wait(t)
-                q.advance()
-                k_first = k.take()
-            work.qk(t, k_first)
-            work.settle(1)
-            if item.blocks > 0:
-                v_free.arrive(stage=v_last)
         if const_expr(work.staged):
             work.stored(0)
             work.finish(t, item, rows)
@@ -141,14 +114,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
         if const_expr(in_q):
             work.stored(0)
             q_free.arrive(t)
-    if const_expr(work.ahead):
-        work.settle(0)
     work.stored(0)  # shared memory lives no longer than this
-
-
-def _blocks(plan: Any, index: Any) -> Any:
-    """Of a work tile; none behind the last one."""
-    return select(index < plan.count, plan.item(inside(index, plan.count)).blocks, 0, "int")
 
 
 class ConsumerWork(Fixed):
@@ -165,7 +131,6 @@ class ConsumerWork(Fixed):
         scale: Run-time factor on q . k.
         epilogue: Finishes rows.
         staged: Whether finished rows go through shared memory.
-        ahead: Whether the next work tile is begun before the rows of this one are finished.
     """
 
     def __init__(self, spec: Spec, make_qk, make_pv, q, k, v, s, p, o, mods, scale, epilogue):
@@ -175,7 +140,6 @@ class ConsumerWork(Fixed):
         self.next = cute.make_rmem_tensor(p.layout, p.element_type)
         self.mods, self.scale, self.epilogue = mods, scale, epilogue
         self.thread, self.staged = epilogue.thread, not spec.split
-        self.ahead = spec.ahead
 
     def start(self) -> Rows:
         factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)

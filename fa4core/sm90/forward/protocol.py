@@ -22,13 +22,7 @@ def programs(
     spec: Spec, blocks: Sequence[int], change: Mapping[str, Role] | None = None
 ) -> list[Program]:
     """The events of every role for these work tiles; `change` replaces role functions."""
-    known = {
-        "tiles": tuple(range(spec.tiles)),
-        "staged": not spec.split,
-        "ahead": spec.ahead,
-    }
-    if spec.ahead:
-        blocks = sorted(blocks, key=lambda n: n == 0)  # as `lists` has them
+    known = {"tiles": tuple(range(spec.tiles)), "staged": not spec.split}
     return protocol.programs(ROLES, spec, blocks, known, change)
 
 

@@ -53,12 +53,6 @@ class Spec(ForwardSpec):
     def block(self) -> int:
         return self.shape.keys
 
-    @property
-    def ahead(self) -> bool:
-        """See `Shape`."""
-        placed = self.smem.get("rows")
-        return self.shape.ahead and (placed is None or placed.region.inside is None)
-
     @cached_property
     def pipeline(self) -> Pipeline:
         tiles, stages = self.tiles, self.shape.stages

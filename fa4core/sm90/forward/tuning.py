@@ -48,12 +48,12 @@ With key blocks from the last to the first, in a third run, at 8k:
 | 64 | as the first, an eighth of exp2 and tanh by polynomial | 520 | 449 | 325 | 382 | 103 |
 | 64 | FlashAttention-4 behind them | 525 | | 192 | 365 | 99 |
 
-Not measured yet: `ahead`.
-
-Also measured and not taken: three stages of 96 keys (662 full at d = 128 against 708 for two of
-128); a quarter of the exponentials by polynomial (607 against 693; 510 against 535 at d = 64: the
-consumers wait for issue slots and for power before they wait for the MUFU unit); one work tile for
-each CTA instead of a persistent list (692 against 708 full, 446 against 500 with the window).
+Also measured and not taken: to begin the next work tile's scores before the rows of this one are
+finished (causal at 1k and 8k 498 and 728 against 523 and 730, window 1024 at 8k 539 against 578);
+three stages of 96 keys (662 full at d = 128 against 708 for two of 128); a quarter of the
+exponentials by polynomial (607 against 693; 510 against 535 at d = 64: the consumers wait for issue
+slots and for power before they wait for the MUFU unit); one work tile for each CTA instead of a
+persistent list (692 against 708 full, 446 against 500 with the window).
 Other head dims have the shapes that fit; they were not measured.
 """
 
@@ -72,8 +72,6 @@ class Shape:
         stages: Blocks of K, and of V, in shared memory.
         consumer, producer: Registers of a thread.
         turns: Whether the consumers take turns at issuing products.
-        ahead: Whether the next work tile is begun before the rows of this one are finished, if
-            finished rows do not lie where its queries go.
     """
 
     groups: int
@@ -82,7 +80,6 @@ class Shape:
     consumer: int = 240
     producer: int = 24
     turns: bool = True
-    ahead: bool = False
 
 
 @attrs.frozen
