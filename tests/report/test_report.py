@@ -101,10 +101,10 @@ def test_a_pair_of_ctas_reads_half_of_every_b_operand(plain) -> None:
 
 
 def test_long_mods_are_counted_as_often_as_they_run() -> None:
-    """tanh of 128 scores is at least 128 operations of the unit, in a loop or not."""
+    """128 scores are 128 tanh and 128 exp2 of the unit, in a loop or not."""
     _, k = kernel(Variant(score=score.softcap(20.0), exp=exp.hardware()))
     for way in ("shortest", "longest"):
-        assert k.figures["softmax", way].pipes["MUFU"] >= 128 + 1 + 128
+        assert k.figures["softmax", way].pipes["MUFU"] >= 128 + 128
 
 
 def test_resources_are_those_declared(plain) -> None:
