@@ -3,7 +3,8 @@
     python benchmarks/first_call.py
 
 Once with an empty disk cache, where the kernel is compiled, and once with the one that this filled.
-Imports and CUDA's start are outside the time; `attention` until its result is there, inside.
+Imports and CUDA's start are outside the times. The first is that of making the variant, which imports
+torch's tracer, the second that of `attention` until its result is there.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ VARIANTS = {
 }
 
 
-def timed(source: str) -> float:
-    """Seconds of the first call in this process."""
+def timed(source: str) -> tuple[float, float]:
+    """Seconds of the first variant and of the first call in this process."""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -39,9 +40,11 @@ def timed(source: str) -> float:
     torch.cuda.synchronize()
     names = {"Variant": Variant, "mask": mask, "score": score, "torch": torch}
     start = time.perf_counter()
-    attention(q, k, v, eval(source, names))
+    variant = eval(source, names)
+    made = time.perf_counter()
+    attention(q, k, v, variant)
     torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return made - start, time.perf_counter() - made
 
 
 @click.command()
@@ -50,18 +53,18 @@ def timed(source: str) -> float:
 def main(variants: str, one: str | None) -> None:
     """Print seconds by variant."""
     if one is not None:
-        print(timed(one))
+        print(*timed(one))
         return
     for name, source in ((name, VARIANTS[name]) for name in variants.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             environment = os.environ | {"FA4CORE_CACHE_DIR": folder}
             command = [sys.executable, __file__, "--one", source]
-            seconds = [
-                float(subprocess.run(command, env=environment, capture_output=True, text=True,
-                                     check=True).stdout.split()[-1])
+            runs = [
+                subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
                 for _ in range(2)
-            ]  # fmt: skip
-        print(f"{name}: {seconds[0]:.2f} s, from the disk cache {seconds[1]:.2f} s", flush=True)
+            ]
+        (made, cold), (_, warm) = (map(float, run.stdout.split()[-2:]) for run in runs)
+        print(f"{name}: variant {made:.2f} s, call {cold:.2f} s, from the disk cache {warm:.2f} s")
 
 
 if __name__ == "__main__":
