@@ -3,8 +3,8 @@
     python benchmarks/first_call.py
 
 Once with an empty disk cache, where the kernel is compiled, and once with the one that this filled.
-Imports and CUDA's start are outside the times. The first is that of making the variant, which imports
-torch's tracer, the second that of `attention` until its result is there.
+Imports and CUDA's start are outside the times. The first is that of making the variant, which
+imports torch's tracer, the second that of `attention` until its result is there.
 """
 
 from __future__ import annotations
