@@ -56,7 +56,7 @@ def problems(draw) -> tuple[Problem, TileMap]:
 
 
 def runs_of(tiles: TileMap, b: int, h: int, tile: int, side: int) -> list[tuple[int, int, int]]:
-    """What `TileMap.side_by_side` says about one group of query tiles."""
+    """What `TileMap.side_by_side` says about one group of query tiles, as steps (`key_tile`)."""
     columns = tiles.tiles_k(b)
     kinds = np.full((side, columns), FULL)
     exist = range(min(side, tiles.tiles_q(b) - tile * side))
@@ -73,7 +73,7 @@ def runs_of(tiles: TileMap, b: int, h: int, tile: int, side: int) -> list[tuple[
             runs[-1] = (runs[-1][0], j + 1, packed)
         else:
             runs.append((j, j + 1, packed))
-    return runs
+    return [(1 - end, 1 - first, kinds) for first, end, kinds in reversed(runs)]
 
 
 def ordered(items: list[Item], problem: Problem, schedule: Schedule) -> list[Item]:
@@ -148,9 +148,9 @@ def test_heads_and_sequences_with_one_map_share_its_runs() -> None:
     items, runs = tables(problem, tiles, 2, Schedule())
     assert len(items) == 2 * 8 * 2
     full, first, second = FULL + 4 * FULL, PARTIAL + 4 * FULL, PARTIAL + 4 * PARTIAL
-    assert runs.tolist() == [
-        [0, 1, first], [1, 2, second],
-        [0, 2, full], [2, 3, first], [3, 4, second],
+    assert runs.tolist() == [  # steps: the last key tile first
+        [-1, 0, second], [0, 1, first],
+        [-3, -2, second], [-2, -1, first], [-1, 1, full],
     ]  # fmt: skip
 
 
