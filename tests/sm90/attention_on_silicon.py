@@ -97,11 +97,19 @@ def compare(path: Path) -> None:
             emulated = results(case, "emulator")
         click.echo(f"{case.variant}  {case.shape}  {case.dtype}")
         for name, here in emulated.items():
-            a, b = here.double().nan_to_num(), saved[name].double().nan_to_num()
-            same = "same bits" if torch.equal(a, b) else ""
-            far = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
-            part = float((a != b).double().mean())
-            click.echo(f"    {name:8} {same or f'{far:.1e} of the largest, {part:.1%} differ'}")
+            click.echo(f"    {name:8} {_difference(here.double(), saved[name].double())}")
+
+
+def _difference(here: torch.Tensor, there: torch.Tensor) -> str:
+    """In words; what is not finite has to be the same."""
+    if torch.equal(here.nan_to_num(), there.nan_to_num()):
+        return "same bits"
+    numbers = there.isfinite()
+    if not torch.equal(here[~numbers].nan_to_num(), there[~numbers].nan_to_num()):
+        return "other infinities"
+    apart, largest = (here - there)[numbers].abs(), there[numbers].abs().max().clamp_min(1e-30)
+    part = (apart > 0).double().mean()
+    return f"{apart.max() / largest:.1e} of the largest, {part:.1%} differ"
 
 
 if __name__ == "__main__":
