@@ -18,6 +18,9 @@ from primitives.exp import Exp
 
 MAX_HEAD_DIM = 256
 
+#: Of run-time scales that scaled scores may be divided by.
+LEAST_SCALE = 2.0**-64
+
 
 @attrs.frozen(slots=False)
 class KernelSpec:
@@ -28,8 +31,8 @@ class KernelSpec:
         dtype: "bfloat16" or "float16".
         head_dim, head_dim_v: Of the problem.
         exp: How exponentials are computed.
-        negative_scale: Whether the run-time scale may be 0 or below. Scores are then scaled before
-            anything else: -inf and a maximum would not survive it.
+        negative_scale: Whether the run-time scale may be below `LEAST_SCALE`. Scores are then
+            scaled before anything else: -inf and a maximum would not survive it.
         target: Name of the target.
     """
 

@@ -14,8 +14,8 @@ class BackwardSpec(KernelSpec):
     Attributes:
         graph: Mask, score mod and its derivatives (`Rule.dump`).
         deterministic: Whether shares of dQ are added in a fixed order.
-        negative_scale: Whether the run-time scale may be 0 or below: what is masked must then be
-            scaled before it becomes an exponent.
+        negative_scale: Whether the run-time scale may be below `LEAST_SCALE`: what is masked must
+            then be scaled before it becomes an exponent.
         ctas: CTAs that share a work tile, each with key tiles of its own.
     """
 

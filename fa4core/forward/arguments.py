@@ -13,6 +13,7 @@ from fa4core.plan.roofline import needs_mufu
 from fa4core.plan.target import target as planned
 from fa4core.prepared import Shape
 from fa4core.reference.tiled import Call
+from fa4core.spec import LEAST_SCALE
 from primitives.expr import Capture
 from primitives.schedule import Schedule
 
@@ -51,7 +52,7 @@ def compiled_for_either(call: Call, target: str) -> dict[str, Any]:
         "dtype": str(problem.dtype).removeprefix("torch."),
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
-        "negative_scale": call.scale <= 0,
+        "negative_scale": call.scale < LEAST_SCALE,
         "target": target,
     }
 

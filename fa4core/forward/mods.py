@@ -34,13 +34,19 @@ Column = Callable[[int], int]
 
 
 def even_bias(score: Node) -> tuple[Node, float] | None:
-    """What a score mod adds to the score, and its sign, if that changes evenly from key to key."""
+    """What a score mod adds to the score, and its sign, if that changes evenly from key to key.
+
+    None if it is the same for all keys: such numbers may be so large, to say that a row has no key,
+    that dividing them by the scale would make them infinite.
+    """
     if score.op not in ("add", "sub") or len(score.args) != 2:
         return None
     a, b = score.args
     if score.op == "add" and b is algebra.var("score"):
         a, b = b, a
-    if a is not algebra.var("score") or "score" in b.free or change(b) is None:
+    if a is not algebra.var("score") or "score" in b.free:
+        return None
+    if not per_element(b) or change(b) is None:
         return None
     return b, -1.0 if score.op == "sub" else 1.0
 

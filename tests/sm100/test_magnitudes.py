@@ -79,3 +79,25 @@ def test_the_room_for_rounding() -> None:
         largest = math.log2(torch.finfo(getattr(torch, dtype)).max)
         assert threshold + spec.far / 2**25 < largest
         assert spec.far >= 2.0**24
+
+
+@pytest.mark.parametrize("slope", [1e7, 1e9, -1e9, 1e30])
+def test_slopes_so_steep_that_one_key_has_all_the_weight(slope: float) -> None:
+    slopes = torch.tensor([slope])
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 1, 64, generator=generator).bfloat16() for n in (130, 256, 256))
+    compared(q, k, v, Variant(score=score.define(lambda s, b, h, i, j: s + slopes[h] * (j - i))))
+
+
+@pytest.mark.parametrize("value", [-3.4e38, -math.inf, 0.0])
+def test_rows_with_a_huge_bias(value: float) -> None:
+    """What it does to a row without any key that a function says so of the row alone."""
+    bias = torch.where(torch.arange(130) % 3 == 0, value, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 1, 64, generator=generator).bfloat16() for n in (130, 256, 256))
+    compared(q, k, v, Variant(score=score.define(lambda s, b, h, i, j: s + bias[i])))
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-15])
+def test_a_bias_with_a_tiny_scale(scale: float) -> None:
+    execute("Variant(score=score.alibi(1))", Shape((128,), (256,), 1, 1, 64, 64), scale=scale)

@@ -15,7 +15,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from fa4core.forward.exponent import exponent
+from fa4core.forward.exponent import exponent, near
 from fa4core.lowering.cute import select
 from fa4core.pipeline.effects import Fixed
 from fa4core.sm100.exp import exp2_row
@@ -23,6 +23,7 @@ from fa4core.sm100.forward.spec import PARTS, TILE, Spec
 
 NEVER = -math.inf
 WIDTH = TILE // PARTS  # scores of a part
+ROUNDINGS = 8.0  # that an exponent with a bias may suffer, at most
 CHAINS = 4  # independent maxima and sums of a row, or each would wait for the one before it
 
 #: NaN if either is.
@@ -124,7 +125,10 @@ class Rows:
         block = Block(self.spec, scores, bias)
         if ahead:
             block.weigh(0, self.exponent)
-        self.highest = maximum(self.highest, block.peak)
+        peak = block.peak
+        if bias is not None:
+            block.bias = _add_if_far(block, self.factor, peak, *bias)
+        self.highest = maximum(self.highest, peak)
         found = _follow(block, ahead, self.factor, self.applied, self.highest, *self.exponent)
         self.applied, block.factor, *self.exponent = found
         block.exponent = self.exponent
@@ -136,6 +140,31 @@ class Rows:
     def add(self, block: Block) -> None:
         """Take in the sum of a block."""
         self.total = self.total + block.sum
+
+
+@cute.jit
+def _add_if_far(block: Block, factor: Any, peak: Any, even: Any, odd: Any):
+    """The bias that weights still need: none where it was so large that it had to be added.
+
+    There the roundings of exponents that add it late could make weights infinite, or all of a row's
+    zero; see `near`. Sums of a score and its bias are rounded as in the maximum.
+    """
+    size = magnitude(peak) + magnitude(even) + TILE * magnitude(odd - even)
+    far = near(block.spec, ROUNDINGS * size * factor) ^ True  # true for NaN
+    if cute.arch.vote_any_sync(far):
+        _add_pairs(block.scores, even, odd)
+        even, odd = cutlass.Float32(0.0), cutlass.Float32(0.0)
+    return even, odd
+
+
+def _add_pairs(scores: cute.Tensor, even: Any, odd: Any) -> None:
+    for i in range(0, cute.size(scores), 2):
+        pair = cute.arch.add_packed_f32x2((scores[i], scores[i + 1]), (even, odd))
+        scores[i], scores[i + 1] = pair
+
+
+def magnitude(x: Any) -> Any:
+    return cute.arch.fmax(x, -x)
 
 
 @cute.jit
