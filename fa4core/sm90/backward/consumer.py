@@ -18,10 +18,9 @@ from fa4core.pipeline.endpoint import Ends
 def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     """P and dS of the first query tile; then S of each next one with dQ and dK of that before it.
 
-    What is begun in order: S of the next tile, dQ and dK of this one, dP and dV of the next. While
-    the tensor core works on dK, threads pass dQ on and compute the next P: dP takes dQ's registers,
-    which are read late. On dV, they compute the next dS, which they exchange during S. Part of dV
-    may be `late`, with dS exchanged before, where registers are short.
+    Begun in order: S of the next tile, dQ and dK of this one, dP and dV of the next. During dK,
+    threads pass dQ on and compute the next P: dP takes dQ's registers, which are read late. During
+    dV they compute the next dS, exchanged during S or, where part of dV is `late`, before that.
     """
     kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
