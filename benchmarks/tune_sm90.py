@@ -98,12 +98,30 @@ def call(text: str, name: str, head_dim: int, seqlen: int, tokens: int) -> tuple
         return prepare(skeleton, what, q, k, v, place), (q, k, v)
 
 
-def _compile(arguments: tuple) -> str:
-    try:
-        call(*arguments)
-    except Exception as error:
-        return f"{arguments[0]}: {type(error).__name__}: {str(error)[:300]}"
-    return ""
+def _compile(text: str, name: str, head_dim: int) -> None:
+    call(text, name, head_dim, 512, 512)
+
+
+def compiled(
+    compile_: Callable[[str, str, int], object], texts: list[str], names: list[str], head_dim: int
+) -> list[str]:
+    """Fill the kernel cache, several at a time; the candidates that compile for every mask."""
+    jobs = list(itertools.product(texts, names))
+    context = multiprocessing.get_context("spawn")
+    failed = set()
+    with concurrent.futures.ProcessPoolExecutor(min(12, len(jobs)), context) as pool:
+        for text, job in [(t, pool.submit(compile_, t, name, head_dim)) for t, name in jobs]:
+            if error := job.exception():
+                print(f"failed {text}: {type(error).__name__}: {str(error)[:300]}")
+                failed.add(text)
+    return [text for text in texts if text not in failed]
+
+
+def show(functions: dict[str, Callable[[], object]], flops: float) -> None:
+    """Time them against each other, and print."""
+    for text, time in interleaved(functions).items():
+        tflops, spread = flops / time.median / 1e9, time.spread / time.median
+        print(f"  {text:<44} {tflops:7.1f} TFLOP/s  {time.median:8.4f} ms  {spread:6.1%}")
 
 
 @click.command()
@@ -115,13 +133,7 @@ def _compile(arguments: tuple) -> str:
 def main(head_dim: int, shapes: str, masks: str, seqlens: str, tokens: int) -> None:
     """TFLOP/s of each shape, mask and length."""
     names, texts = masks.split(","), shapes.split()
-    jobs = [(text, name, head_dim, 512, 512) for text in texts for name in names]
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(12, len(jobs)), context) as pool:
-        failed = [text for text in pool.map(_compile, jobs) if text]
-    for line in failed:
-        print("failed", line)
-    texts = [t for t in texts if not any(line.startswith(f"{t}:") for line in failed)]
+    texts = compiled(_compile, texts, names, head_dim)
     for name, seqlen in itertools.product(names, map(int, seqlens.split(","))):
         measure(texts, name, head_dim, seqlen, tokens)
 
@@ -143,9 +155,7 @@ def measure(texts: list[str], name: str, head_dim: int, seqlen: int, tokens: int
         if error > 5e-3:
             print(f"WRONG {text} {name}: {error:.2e} from the first candidate")
     print(f"d={head_dim} {name} seqlen {seqlen}")
-    for text, time in interleaved(functions).items():
-        tflops, spread = flops / time.median / 1e9, time.spread / time.median
-        print(f"  {text:<44} {tflops:7.1f} TFLOP/s  {time.median:8.4f} ms  {spread:6.1%}")
+    show(functions, flops)
 
 
 def _peer(name: str, inputs: tuple) -> dict[str, Any]:

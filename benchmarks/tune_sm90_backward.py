@@ -10,9 +10,7 @@ nothing is timed: for a profiler.
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
-import multiprocessing
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from timing import interleaved  # noqa: E402
-from tune_sm90 import FA4, MASKS  # noqa: E402
+from tune_sm90 import FA4, MASKS, compiled, show  # noqa: E402
 
 from fa4core import attention  # noqa: E402
 from fa4core.backward.prepared import prepare  # noqa: E402
@@ -62,7 +59,8 @@ def passed(name: str, given: Tensors) -> Tensors:
     """Output and LSE of the forward pass."""
     q, k, v, _ = given
     variant = MASKS[name](q.shape[2])
-    return attention(q, k, v, variant, return_lse=True, backend="sm90")  # type: ignore[return-value]
+    out, lse = attention(q, k, v, variant, return_lse=True, backend="sm90")
+    return out, lse
 
 
 def ours(text: str, name: str, given: Tensors, forward: Tensors) -> Callable[[], Tensors]:
@@ -97,13 +95,9 @@ def fa4(name: str, given: Tensors, forward: Tensors) -> dict[str, Callable[[], T
     }
 
 
-def _compile(text: str, name: str, head_dim: int) -> str:
-    try:
-        given = inputs(head_dim, 512, 512)
-        ours(text, name, given, passed(name, given))
-    except Exception as error:
-        return f"{text}: {type(error).__name__}: {str(error)[:300]}"
-    return ""
+def _compile(text: str, name: str, head_dim: int) -> None:
+    given = inputs(head_dim, 512, 512)
+    ours(text, name, given, passed(name, given))
 
 
 @click.command()
@@ -116,13 +110,7 @@ def _compile(text: str, name: str, head_dim: int) -> str:
 def main(head_dim: int, shapes: str, masks: str, seqlens: str, tokens: int, once: bool) -> None:
     """TFLOP/s of each shape, mask and length."""
     names, texts = masks.split(","), shapes.split()
-    jobs = list(itertools.product(texts, names, [head_dim]))
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(12, len(jobs)), context) as pool:
-        failed = [text for text in pool.map(_compile, *zip(*jobs, strict=True)) if text]
-    for line in failed:
-        print("failed", line)
-    texts = [t for t in texts if not any(line.startswith(f"{t}:") for line in failed)]
+    texts = compiled(_compile, texts, names, head_dim)
     for name, seqlen in itertools.product(names, map(int, seqlens.split(","))):
         measure(texts, name, inputs(head_dim, seqlen, tokens), once)
 
@@ -144,9 +132,7 @@ def measure(texts: list[str], name: str, given: Tensors, once: bool) -> None:
         return
     problem = Problem.from_tensors(q, k, v)
     flops = 10 * q.shape[-1] * plan(MASKS[name](q.shape[2]), problem).attended
-    for text, time in interleaved(functions).items():
-        tflops, spread = flops / time.median / 1e9, time.spread / time.median
-        print(f"  {text:<44} {tflops:7.1f} TFLOP/s  {time.median:8.4f} ms  {spread:6.1%}")
+    show(functions, flops)
 
 
 if __name__ == "__main__":

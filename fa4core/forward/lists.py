@@ -39,14 +39,13 @@ def every_nth(count: int, ctas: int) -> np.ndarray:
     return np.arange(count) % ctas
 
 
-def listed(owner: np.ndarray, empty: np.ndarray | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def listed(owner: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """The tiles, list by list, and where each list begins and the last one ends (int32).
 
     Args:
         owner: The CTA of each tile.
-        empty: Which tiles have no blocks; they come last in their lists.
     """
     ends = np.cumsum(np.bincount(owner, minlength=1))
-    order = np.argsort(owner if empty is None else 2 * owner + empty, kind="stable")
+    order = np.argsort(owner, kind="stable")
     begins = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
     return torch.from_numpy(order), begins

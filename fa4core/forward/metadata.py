@@ -14,7 +14,7 @@ import torch
 
 from fa4core.compile.cache import obtain
 from fa4core.compile.kernel import Kernel, TensorType
-from fa4core.forward.lists import BLOCKS, dealt, every_nth, listed
+from fa4core.forward.lists import dealt, every_nth, listed
 from fa4core.forward.shares import shares
 from fa4core.forward.tables import tables
 from fa4core.forward.work import Item
@@ -68,7 +68,7 @@ def metadata(
 
     Args:
         problem, tiles, side, schedule: As of `tables`.
-        place: Where the kernel runs .
+        place: Where the kernel runs.
         device: Of the tensors.
         dealing: Whether the kernel goes by `lists`.
     """
@@ -84,7 +84,7 @@ def metadata(
         return found
     ctas = min(len(items), place.sms) if schedule.source == "persistent" else len(items)
     owner = every_nth(len(items), ctas) if sorts else dealt(items, ctas)
-    order, lists = listed(owner, (found.items[:, BLOCKS] == 0).cpu().numpy())
+    order, lists = listed(owner)
     return attrs.evolve(found, items=found.items[order.to(device)], lists=lists.to(device))
 
 

@@ -83,6 +83,11 @@ class Poster(_Ring):
         at = self.stage if stage is None else stage
         self.barriers.arrive(self.signal, self.role, copy, at, 0)
 
+    def give(self, copy: Any = 0) -> None:
+        """Arrive at this place, and go on."""
+        self.arrive(copy)
+        self.advance()
+
     def expect(self, nbytes: int, copy: Any = 0) -> Any:
         """Arrive and announce bytes; gives the barrier that TMA reports to."""
         return self.barriers.arrive(self.signal, self.role, copy, self.stage, nbytes)
@@ -101,6 +106,8 @@ class Absent(Fixed):
     def drain(self, copies: tuple[int, ...] = (0,)) -> None: ...
 
     def arrive(self, copy: Any = 0, stage: Any = None) -> None: ...
+
+    def give(self, copy: Any = 0) -> None: ...
 
     def advance(self) -> None: ...
 

@@ -51,15 +51,20 @@ class Plan:
     def forward_tile(self) -> TileShape:
         """Tile of the forward pass; two query tiles side by side only if there are two."""
         shape = self.target.forward_tile(self.problem.head_dim, self.problem.head_dim_v)
-        ctas = 1 if self.variant.schedule is None else self.variant.schedule.ctas
-        if max(self.problem.seqlens_q, default=0) <= shape.q * ctas:
-            return attrs.evolve(shape, stages=1, ctas=ctas)
-        return attrs.evolve(shape, ctas=ctas)
+        if max(self.problem.seqlens_q, default=0) <= shape.q * self._ctas:
+            return attrs.evolve(shape, stages=1, ctas=self._ctas)
+        return attrs.evolve(shape, ctas=self._ctas)
+
+    @property
+    def _ctas(self) -> int:
+        """That share a work tile."""
+        return 1 if self.variant.schedule is None else self.variant.schedule.ctas
 
     @cached_property
     def backward_tile(self) -> TileShape:
         """Tile of the backward pass."""
-        return self.target.backward_tile(self.problem.head_dim, self.problem.head_dim_v)
+        shape = self.target.backward_tile(self.problem.head_dim, self.problem.head_dim_v)
+        return attrs.evolve(shape, ctas=self._ctas)
 
     @property
     def exp(self) -> Exp:

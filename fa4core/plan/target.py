@@ -151,8 +151,7 @@ def _sm100_backward(head_dim: int, head_dim_v: int) -> TileShape:
     # Beyond 128, dK and dV of a tile leave room in tensor memory for scores of 64 queries.
     if max(head_dim, head_dim_v) > 128:
         return TileShape(64, 128)
-    # Sharing an MMA pays where shared memory binds by much: at head dim 128.
-    return TileShape(128, 128, ctas=2 if head_dim >= 128 else 1)
+    return TileShape(128, 128)
 
 
 def _sm90_forward(head_dim: int, head_dim_v: int) -> TileShape:

@@ -302,9 +302,11 @@ def test_model_of_a_b200_takes_the_replayed_cycles():
     full = roofline.forward(SM100, 256, 128, 128).cycles
     assert 1.05 < 1 / SM100.cost(128).efficiency < 1.3
     assert planned._block_cycles(backward=False)[1] == full / SM100.cost(128).efficiency
-    partial, full = planned._block_cycles(backward=True)
-    assert full == pytest.approx(3914)
-    assert partial >= full
+    for ctas, cycles in ((1, 4367), (2, 3914)):
+        pairs = plan(Variant(mask=mask.causal(), schedule=Schedule(ctas=ctas)), problem)
+        partial, full = pairs._block_cycles(backward=True)
+        assert full == pytest.approx(cycles)
+        assert partial >= full
 
 
 def test_sorting_the_batch_helps_a_long_last_sequence():

@@ -60,8 +60,7 @@ def correction(work: Any, plan: Any, ends: Ends):
                 for part in work.parts:
                     out_free.wait()
                     work.stage(t, part, out.stage, factor)
-                    out.arrive()
-                    out.advance()
+                    out.give()
                     out_free.advance()
                 p.arrive(t)  # the next work tile may overwrite O
             stats.advance()
@@ -72,8 +71,7 @@ def correction(work: Any, plan: Any, ends: Ends):
                 for part in work.parts:
                     out_free.wait()
                     work.stage_zeros(part, out.stage)
-                    out.arrive()
-                    out.advance()
+                    out.give()
                     out_free.advance()
         index = source.next(index)
 

@@ -90,7 +90,7 @@ def forward_kernel(
         load(*begin("load", lambda memory: _loading(memory, operands, pages, cta)))
     if in_role(pipeline, "scheduler", warp):
         cute.arch.setmaxregister_decrease(registers["scheduler"])
-        if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (decided when compiling; the other is not)
+        if cutlass.const_expr(spec.dynamic):  # noqa: SIM102 (one when compiling)
             if cta == LEADER:
                 scheduler(*begin("scheduler", begin.answers))
     if in_role(pipeline, "store", warp):

@@ -12,17 +12,15 @@ from typing import Any
 from cutlass import const_expr, cute
 
 from fa4core.pipeline.endpoint import Ends
-from fa4core.plan.kinds import FULL
 
 
 @cute.jit
 def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     """P and dS of the first query tile; then S of each next one with dQ and dK of that before it.
 
-    What is begun in order: S of the next tile, dQ and dK of this one, dP and dV of the next. While
-    the tensor core works on dK, threads pass dQ on and compute the next P: dP takes dQ's registers,
-    which are read late. On dV, they compute the next dS, which they exchange during S. Part of dV
-    may be `late`, with dS exchanged before, where registers are short.
+    Begun in order: S of the next tile, dQ and dK of this one, dP and dV of the next. During dK,
+    threads pass dQ on and compute the next P: dP takes dQ's registers, which are read late. During
+    dV they compute the next dS, exchanged during S or, where part of dV is `late`, before that.
     """
     kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
@@ -40,12 +38,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     while index < plan.count:
         item = plan.item(index)
         work.clear(t)
-        kv.wait()
-        kv.advance()
+        kv.take()
         work.stored(0)  # results of the tile before
         is_stored.arrive()
-        all_stored.wait()
-        all_stored.advance()
+        all_stored.take()
         if item.blocks > 0:
             begin = plan.run(item.first_run)
             q_stage = q.take()
@@ -54,15 +50,11 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.grad_weights(t, out_stage)
             work.recall_lse(t, q_stage, True)
             work.settle(1)
-            if plan.kind(begin, tile) == FULL:
-                work.modify(t, item, begin, begin.first, False)
-            else:
-                work.modify(t, item, begin, begin.first, True)
+            work.modify(t, item, begin, begin.first, plan.kind(begin, tile))
             work.recall_lse(t, q_stage, False)
             work.weigh(t)
             work.pass_on(t, p_full.stage, in_smem, 0)
-            p_full.arrive()
-            p_full.advance()
+            p_full.give()
             p.wait()
             work.add_v(t, p.stage, out_stage, in_smem, 0)
             p.advance()
@@ -73,14 +65,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             if const_expr(work.differentiates):
                 work.scores(t, q_stage)
                 work.settle(0)
-                if plan.kind(begin, tile) == FULL:
-                    work.differentiate(t, item, begin, begin.first, False)
-                else:
-                    work.differentiate(t, item, begin, begin.first, True)
+                work.differentiate(t, item, begin, begin.first, plan.kind(begin, tile))
             if const_expr(work.late):
                 work.share(t, grad_s_full.stage)
-                grad_s_full.arrive()
-                grad_s_full.advance()
+                grad_s_full.give()
                 work.pass_on(t, p_full.stage, in_smem, 1)
                 work.add_v(t, p.stage, out_stage, in_smem, 1)
             head, last, done, owed = begin.head, begin.first, 1, 0
@@ -91,8 +79,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.scores(t, next_stage)
                     if const_expr(not work.late):
                         work.share(t, grad_s_full.stage)
-                        grad_s_full.arrive()
-                        grad_s_full.advance()
+                        grad_s_full.give()
                     grad_s.wait()
                     work.grad_q(t, grad_s.stage, 0)
                     work.add_k(t, grad_s.stage, q_stage)
@@ -101,22 +88,17 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     out_free.arrive(stage=out_stage)
                     if const_expr(staged):  # noqa: SIM102
                         if owed == 1:
-                            room.wait(t)
-                            room.advance()
+                            room.take(t)
                     work.hand_over(t, item, head, last, 0, staged)
                     for part in work.passes[1:]:
                         work.show()
                         grad_q_full.arrive(t)
                         work.grad_q(t, grad_s.stage, part)
                         work.settle(0)
-                        room.wait(t)
-                        room.advance()
+                        room.take(t)
                         work.hand_over(t, item, head, last, part, staged)
                     grad_s.advance()
-                    if plan.kind(run, tile) == FULL:
-                        work.modify(t, item, run, j, False)
-                    else:
-                        work.modify(t, item, run, j, True)
+                    work.modify(t, item, run, j, plan.kind(run, tile))
                     work.recall_lse(t, next_stage, False)
                     work.weigh(t)
                     work.show()
@@ -124,8 +106,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     out_stage = out.take()
                     work.grad_weights(t, out_stage)
                     work.pass_on(t, p_full.stage, in_smem, 0)
-                    p_full.arrive()
-                    p_full.advance()
+                    p_full.give()
                     p.wait()
                     work.add_v(t, p.stage, out_stage, in_smem, 0)
                     p.advance()
@@ -138,22 +119,17 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     if const_expr(work.differentiates):
                         work.scores(t, q_stage)
                         work.settle(0)
-                        if plan.kind(run, tile) == FULL:
-                            work.differentiate(t, item, run, j, False)
-                        else:
-                            work.differentiate(t, item, run, j, True)
+                        work.differentiate(t, item, run, j, plan.kind(run, tile))
                     if const_expr(work.late):
                         work.share(t, grad_s_full.stage)
-                        grad_s_full.arrive()
-                        grad_s_full.advance()
+                        grad_s_full.give()
                         work.pass_on(t, p_full.stage, in_smem, 1)
                         work.add_v(t, p.stage, out_stage, in_smem, 1)
                     head, last, owed = run.head, j, 1
                 done = 0
             if const_expr(not work.late):
                 work.share(t, grad_s_full.stage)
-                grad_s_full.arrive()
-                grad_s_full.advance()
+                grad_s_full.give()
             grad_s.wait()
             for part in work.passes:
                 work.grad_q(t, grad_s.stage, part)
@@ -163,12 +139,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     out_free.arrive(stage=out_stage)
                     if const_expr(staged):  # noqa: SIM102
                         if owed == 1:
-                            room.wait(t)
-                            room.advance()
+                            room.take(t)
                 else:
                     work.settle(0)
-                    room.wait(t)
-                    room.advance()
+                    room.take(t)
                 if const_expr(part == work.passes[-1]):
                     kv_free.arrive()
                 work.hand_over(t, item, head, last, part, staged)
@@ -178,10 +152,8 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.settle(0)
             q_free.arrive(stage=q_stage)
             read.arrive()
-            all_read.wait()
-            all_read.advance()
-            room.wait(t)
-            room.advance()
+            all_read.take()
+            room.take(t)
         else:
             kv_free.arrive()
         place = plan.item(index)  # read again: to keep it would cost registers

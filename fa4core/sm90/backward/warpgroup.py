@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from fa4core.pipeline.device import meet
 from fa4core.pipeline.effects import Fixed, drains, reads, touches, writes
+from fa4core.plan.kinds import FULL
 from fa4core.sm90.backward.products import Operands, Product, Products
 from fa4core.sm90.backward.spec import ROWS, Spec
 from fa4core.sm90.backward.tiles import Tiles
@@ -125,9 +126,12 @@ class ConsumerWork(Fixed):
         """Wait until at most `left` of the products begun are unfinished."""
         warpgroup.wait_group(left)
 
-    @touches(lambda t, item, run, j, partial: (reads("s", t), writes("s", t)))
-    def modify(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
+    @touches(lambda t, item, run, j, kind: (reads("s", t), writes("s", t)))
+    def modify(self, t: Any, item: Any, run: Any, j: Any, kind: Any) -> None:
         """Apply the score mod, and on partial tiles the mask, to S."""
+        _by_kind(self._modify, t, item, run, j, kind)
+
+    def _modify(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
         if self.mods.nothing_to_do(partial):
             return
         head, key, first = self._place(t, item, run, j)
@@ -185,9 +189,12 @@ class ConsumerWork(Fixed):
         """dP -> P (dP - delta), the gradient of what the score mod gives."""
         grad_values(self.dp, self.s, self.of_queries)
 
-    @touches(lambda t, item, run, j, partial: (reads("s", t), reads("dp", t), writes("dp", t)))
-    def differentiate(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
+    @touches(lambda t, item, run, j, kind: (reads("s", t), reads("dp", t), writes("dp", t)))
+    def differentiate(self, t: Any, item: Any, run: Any, j: Any, kind: Any) -> None:
         """From the gradient of the score mod's values to dS, and to captured tensors."""
+        _by_kind(self._differentiate, t, item, run, j, kind)
+
+    def _differentiate(self, t: Any, item: Any, run: Any, j: Any, partial: bool) -> None:
         head, key, first = self._place(t, item, run, j)
         for half in HALVES:
             self.mods.differentiate(
@@ -259,3 +266,12 @@ class ConsumerWork(Fixed):
 def _elements(fragment: cute.Tensor, first: int, count: int) -> cute.Tensor:
     """Some of a thread's registers, in their order."""
     return cute.make_tensor(fragment.iterator + first, cute.make_layout(count))
+
+
+@cute.jit
+def _by_kind(change: cutlass.Constexpr, t: Any, item: Any, run: Any, j: Any, kind: Any):
+    """Code of its own for FULL tiles, and for others."""
+    if kind == FULL:
+        change(t, item, run, j, False)
+    else:
+        change(t, item, run, j, True)

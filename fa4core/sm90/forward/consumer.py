@@ -50,12 +50,10 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
         rows = work.start()
         work.clear(t)
         if (item.blocks > 0) | in_q:
-            q.wait(t)
-            q.advance()
+            q.take(t)
         if item.blocks > 0:
             k_stage = k.take()
-            turn.wait(t)
-            turn.advance()
+            turn.take(t)
             work.qk(t, k_stage)
             give.arrive(after)
             work.settle(0)
@@ -73,8 +71,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 run = plan.run(r)
                 for j in range(run.first + done, run.end):
                     k_stage = k.take()
-                    turn.wait(t)
-                    turn.advance()
+                    turn.take(t)
                     work.qk(t, k_stage)
                     v_stage = v.take()
                     work.pv(t, v_stage)
