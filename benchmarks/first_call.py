@@ -33,7 +33,11 @@ def timed(source: str) -> tuple[float, float]:
     import torch
 
     from fa4core import Variant, attention
+    from fa4core.plan.target import of_capability
     from primitives import mask, score
+
+    assert torch.cuda.is_available(), "first_call.py needs a GPU"
+    target = of_capability(*torch.cuda.get_device_capability())
 
     q, k, v = (torch.randn(1, 1024, 8, 128, device="cuda").bfloat16() for _ in range(3))
     attention(q[:, :0], k, v, backend="reference")
@@ -42,7 +46,7 @@ def timed(source: str) -> tuple[float, float]:
     start = time.perf_counter()
     variant = eval(source, names)
     made = time.perf_counter()
-    attention(q, k, v, variant)
+    attention(q, k, v, variant, backend=target.name)
     torch.cuda.synchronize()
     return made - start, time.perf_counter() - made
 

@@ -49,9 +49,9 @@ def test_random_variants(target: str, case: Case, deterministic: bool) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(16))
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=50, phases=NO_SHRINKING)
+@settings(max_examples=13, phases=NO_SHRINKING)
 @given(case=cases(), deterministic=st.booleans())
 def test_many_random_variants(target: str, case: Case, deterministic: bool, part: int) -> None:
     check(target, case, deterministic, seeds=3)

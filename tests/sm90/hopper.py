@@ -47,15 +47,23 @@ def execute(
     **rest,
 ) -> None:  # fmt: skip
     """Compare output, LSE and row maximum with the oracle; `num_sms` is the emulator's."""
+    case = Case(variant, shape, layout, dtype=dtype, seed=seed, **rest)
+    check(case, seed, num_sms=num_sms, scale=scale, skeleton=skeleton)
+
+
+def check(
+    case: Case, seed: int = 0, *, num_sms: int = 2, scale: float | None = None,
+    skeleton: Skeleton = FORWARD,
+) -> None:  # fmt: skip
+    """As `execute`, of a case; `seed` is the emulator's."""
 
     def attend(q, k, v, variant, *, layout, scale):
         call, inputs = prepared(q, k, v, variant, layout=layout, scale=scale, skeleton=skeleton)
         return tuple(t.cpu() for t in call(*inputs))
 
-    case = Case(variant, shape, layout, dtype=dtype, seed=seed, **rest)
     inputs = case.inputs()
     session = contextlib.nullcontext() if GPU else emulator("sm90", seed, num_sms=num_sms)
     with session:
         results = run(attend, inputs, scale=scale, backward=False)
-    exp = SM90.exp(max(shape.head_dim, shape.head_dim_v)) if GPU else None  # emulated: exact
+    exp = SM90.exp(max(case.shape.head_dim, case.shape.head_dim_v)) if GPU else None  # emulated: exact
     assert_close_to_oracle(results, inputs, scale=scale, context=str(case), exp=exp)
