@@ -65,5 +65,6 @@ def check(
     session = contextlib.nullcontext() if GPU else emulator("sm90", seed, num_sms=num_sms)
     with session:
         results = run(attend, inputs, scale=scale, backward=False)
-    exp = SM90.exp(max(case.shape.head_dim, case.shape.head_dim_v)) if GPU else None  # emulated: exact
+    head_dim = max(case.shape.head_dim, case.shape.head_dim_v)
+    exp = SM90.exp(head_dim) if GPU else None  # emulated: exact
     assert_close_to_oracle(results, inputs, scale=scale, context=str(case), exp=exp)
