@@ -1,8 +1,8 @@
 """Cycles of the cells that the benchmark of speed measured, counted by a profiler on a GPU.
 
     ncu --clock-control none --cache-control none --kernel-name "regex:forward_kernel|flash_attn" \
-        --metrics sm__cycles_elapsed.max,gpu__time_duration.sum --csv --page raw --log-file ncu.csv \
-        python benchmarks/cycles.py run benchmarks/results/forward_h200.json
+        --metrics sm__cycles_elapsed.max,gpu__time_duration.sum --csv --page raw \
+        --log-file ncu.csv python benchmarks/cycles.py run benchmarks/results/forward_h200.json
     python benchmarks/cycles.py collect benchmarks/results/forward_h200.json ncu.csv --out FILE
 
 `run` calls each kernel of each cell once, and is what the profiler watches; `collect` writes a JSON
