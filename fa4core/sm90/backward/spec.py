@@ -97,12 +97,18 @@ class Spec(BackwardSpec):
     @property
     def late(self) -> bool:
         """Whether a part of dV is begun behind dS only, where P still is."""
-        return self.shape.early < self.queries and not self.differentiates
+        return self.shape.early < self.queries and not self.differentiates and not self.held
 
     @property
     def ahead(self) -> bool:
         """Whether there are registers for LSE and delta before they are needed."""
-        return self.queries // self.parts <= ROWS and not self.differentiates
+        few = self.queries // self.parts <= ROWS
+        return few and not self.differentiates and not self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether dS, rounded, stays in registers for dK, and not only in shared memory for dQ."""
+        return self.parts == 1 and self.shape.held and not self.differentiates
 
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
@@ -239,6 +245,7 @@ class Spec(BackwardSpec):
                 Region(f"weights{part}", ROWS * 16 * len(self.steps(part)) // 2, stages=groups)
                 for part in (range(1 + self.late) if parts == 1 else ())
             ),
+            *((Region("held", ROWS * self.queries // 2, stages=groups),) if self.held else ()),
         )
 
 
