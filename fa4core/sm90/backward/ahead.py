@@ -48,11 +48,12 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 for j in range(run.first, run.end):
                     q_stage = q.take()
                     work.scores(t, q_stage)
-                    out_stage = out.take()
-                    work.grad_weights(t, out_stage)
                     work.settle(1)
                     if owed == 1:
                         q_free.arrive(stage=last_stage)
+                    out_stage = out.take()
+                    work.grad_weights(t, out_stage)
+                    work.settle(1)
                     work.recall_lse(t, q_stage, False)
                     work.modify(t, item, run, j, plan.kind(run, tile))
                     work.weigh(t)
