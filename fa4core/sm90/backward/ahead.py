@@ -15,12 +15,11 @@ from fa4core.pipeline.endpoint import Ends
 
 @cute.jit
 def consumer(work: Any, plan: Any, ends: Ends, t: Any):
-    """P and dS of the first query tile; then S and dP of each next one with dQ and dK of that
-    before it.
+    """Query tile by query tile: S and dP, then dV, dQ and dK.
 
-    Begun in order: dQ, S of the next tile, dK, dP of the next, dV of the next. During dK and dP
-    threads pass dQ on and compute the next P, during dV the next dS. What is rounded takes turns in
-    registers: P until dV is finished, only then does S begin, and dS until dK is.
+    dK goes on while threads pass dQ on and until the next S is there, with the next dP begun behind
+    it if there are registers for both. P and dS are rounded one after the other, dS first, because
+    dV is only begun behind it: were P kept for dV meanwhile, ptxas would make products synchronous.
     """
     kv, kv_free = ends.waits("kv_full"), ends.posts("kv_empty")
     q, q_free = ends.waits("q_full"), ends.posts("q_empty")
@@ -48,12 +47,13 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 for j in range(run.first, run.end):
                     q_stage = q.take()
                     work.scores(t, q_stage)
-                    work.settle(1)
-                    if owed == 1:
-                        q_free.arrive(stage=last_stage)
+                    if const_expr(not work.roomy):
+                        work.settle(1)
                     out_stage = out.take()
                     work.grad_weights(t, out_stage)
                     work.settle(1)
+                    if owed == 1:
+                        q_free.arrive(stage=last_stage)
                     work.recall_lse(t, q_stage, False)
                     work.modify(t, item, run, j, plan.kind(run, tile))
                     work.weigh(t)

@@ -110,6 +110,11 @@ class Spec(BackwardSpec):
         """Whether dS, rounded, stays in registers for dK, and not only in shared memory for dQ."""
         return self.parts == 1 and self.shape.held and not self.differentiates
 
+    @property
+    def roomy(self) -> bool:
+        """Whether there are registers for dP while dS of the query tile before is still read."""
+        return self.queries <= ROWS
+
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
         early = (self.shape.early if self.late else self.queries) // 16

@@ -65,6 +65,7 @@ class ConsumerWork(Fixed):
         self.group, self.thread, self.mods, self.scale = t, thread, mods, scale
         self.tiles, self.passes = tuple(range(spec.tiles)), tuple(range(spec.shape.passes))
         self.differentiates, self.late = spec.differentiates, spec.late
+        self.roomy = spec.roomy
         self.s, self.dp = products.scores.sums(), products.scores.sums()
         self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
         self.sums_q = products.grad_q.sums()
