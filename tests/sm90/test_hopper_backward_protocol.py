@@ -34,6 +34,7 @@ SPECS = (
         for limit, _, shape in SHAPES[1:]
     ),
     *(Spec(PLAIN, "bfloat16", 128, 128, Shape(64, held=True, direct=way)) for way in (False, True)),
+    Spec(PLAIN, "bfloat16", 64, 64, Shape(128, held=True, direct=False)),
 )
 THREE = Shape(64, 3, stages=3, passes=2, early=32, direct=False, consumer=160, producer=32)
 OTHERS = (

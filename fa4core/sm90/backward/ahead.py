@@ -47,8 +47,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 for j in range(run.first, run.end):
                     q_stage = q.take()
                     work.scores(t, q_stage)
-                    if const_expr(not work.roomy):
-                        work.settle(1)
+                    work.make_room()
                     out_stage = out.take()
                     work.grad_weights(t, out_stage)
                     work.settle(1)

@@ -43,7 +43,6 @@ def programs(
         "passes": tuple(range(spec.shape.passes)),
         "differentiates": spec.differentiates,
         "late": spec.late,
-        "roomy": spec.roomy,
     }
     declared = {role.name for role in spec.pipeline.roles}
     roles = {name: role for name, role in roles_of(spec).items() if name in declared}

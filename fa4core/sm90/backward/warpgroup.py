@@ -65,7 +65,6 @@ class ConsumerWork(Fixed):
         self.group, self.thread, self.mods, self.scale = t, thread, mods, scale
         self.tiles, self.passes = tuple(range(spec.tiles)), tuple(range(spec.shape.passes))
         self.differentiates, self.late = spec.differentiates, spec.late
-        self.roomy = spec.roomy
         self.s, self.dp = products.scores.sums(), products.scores.sums()
         self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
         self.sums_q = products.grad_q.sums()
@@ -134,6 +133,11 @@ class ConsumerWork(Fixed):
     def settle(self, left: int) -> None:
         """Wait until at most `left` of the products begun are unfinished."""
         warpgroup.wait_group(left)
+
+    def make_room(self) -> None:
+        """Wait for what still reads dS, if dP needs its registers: the protocol does not ask it."""
+        if not self.spec.roomy:
+            self.settle(1)
 
     @touches(lambda t, item, run, j, kind: (reads("s", t), writes("s", t)))
     def modify(self, t: Any, item: Any, run: Any, j: Any, kind: Any) -> None:
