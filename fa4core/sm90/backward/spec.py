@@ -47,6 +47,11 @@ class Spec(BackwardSpec):
                 f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
                 "tile of its own, are possible"
             )
+        if self.held and (self.parts > 1 or self.shape.passes > 1 or self.differentiates):
+            raise ValueError(
+                f"{self.shape}: dS can be held in registers where each warpgroup has a key tile of "
+                "its own, dQ goes in one pass and no score mod has a derivative"
+            )
 
     @property
     def tiles(self) -> int:
@@ -108,7 +113,7 @@ class Spec(BackwardSpec):
     @property
     def held(self) -> bool:
         """Whether dS, rounded, stays in registers for dK, and not only in shared memory for dQ."""
-        return self.parts == 1 and self.shape.held and not self.differentiates
+        return self.shape.held
 
     @property
     def roomy(self) -> bool:
