@@ -37,12 +37,11 @@ the same model; nobody has measured it.
 |---|---|---|---|---|---|"""
 BUSY = """
 Busy cycles of an SM for 128 keys and 128 queries, as replayed from the compiled kernel, beside
-table 3 of the paper. Replayed shared memory also has what the table leaves out: Q and dO that come
-in (512 cycles; with two CTAs also dS of the other one, read and written, 256), and LSE and delta
-that are read (256). With two CTAs, products read half of every operand B but dQ's, and half as much
-of dQ goes through; the table halves operands B only.
+the roofline by the reasoning of the paper's section 3.2 (its table 3 has 2688 for the shared memory
+of two CTAs, see [performance](performance.md#rooflines-modelled)). Replayed shared memory also has
+what the roofline leaves out: Q and dO that come in (512 cycles), LSE and delta that are read (256).
 
-| kernel | products: paper, replayed | shared memory: likewise | exponentials: likewise |
+| kernel | products: roofline, replayed | shared memory: likewise | exponentials: likewise |
 |---|---|---|---|"""
 READS = """
 What all lanes of a warp read, LSE and delta, passes the banks once in the model, although profilers
