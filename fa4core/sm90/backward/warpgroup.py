@@ -232,7 +232,8 @@ class ConsumerWork(Fixed):
     def share(self, t: Any, stage: Any, held: bool) -> None:
         """dS, rounded, into shared memory, and into registers where dK takes it from there."""
         product = self.products.scores.product()
-        rounded = put(self.dp, product, moved(self.thread), self.shared.grad_s(t, stage))
+        place = self.shared.grad_s(t, stage)
+        rounded = put(self.dp, product, moved(self.thread), place, self.spec.across)
         if held:
             copy_words(rounded, self.held, moved)
 
