@@ -53,8 +53,8 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.settle(1)
                     if owed == 1:
                         q_free.arrive(stage=last_stage)
-                    work.recall_lse(t, q_stage, False)
                     work.modify(t, item, run, j, plan.kind(run, tile))
+                    work.recall_lse(t, q_stage, False)
                     work.weigh(t)
                     work.settle(0)
                     work.recall_delta(t, out_stage, False)

@@ -163,15 +163,19 @@ class ConsumerWork(Fixed):
     @touches(lambda t, stage, ahead: (reads("lse", stage),))
     def recall_lse(self, t: Any, stage: Any, ahead: bool) -> None:
         """Into registers: ahead, because shared memory answers late when products read it, unless
-        there are too few of them."""
-        if ahead == self.spec.ahead:
-            cute.autovec_copy(self.shared.lse(t, stage), self.of_queries)
+        there are too few of them; where dS is held, they stay there until each is used."""
+        self._recall(self.shared.lse(t, stage), ahead)
 
     @touches(lambda t, stage, ahead: (reads("delta", stage),))
     def recall_delta(self, t: Any, stage: Any, ahead: bool) -> None:
         """Likewise."""
-        if ahead == self.spec.ahead:
-            cute.autovec_copy(self.shared.delta(t, stage), self.of_queries)
+        self._recall(self.shared.delta(t, stage), ahead)
+
+    def _recall(self, rows: cute.Tensor, ahead: bool) -> None:
+        if self.spec.held:
+            self.of_queries = rows
+        elif ahead == self.spec.ahead:
+            cute.autovec_copy(rows, self.of_queries)
 
     @touches(lambda t: (reads("s", t), writes("s", t)))
     def weigh(self, t: Any) -> None:
