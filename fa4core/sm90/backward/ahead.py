@@ -47,7 +47,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 for j in range(run.first, run.end):
                     q_stage = q.take()
                     work.scores(t, q_stage)
-                    work.make_room()
+                    work.make_room(False)
                     out_stage = out.take()
                     work.grad_weights(t, out_stage)
                     work.settle(1)
@@ -75,6 +75,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     work.hand_over(t, item, run.head, j, 0, staged)
                     work.show()
                     grad_q_full.arrive(t)
+                    work.make_room(True)
                     last_stage, owed = q_stage, 1
             kv_free.arrive()
             work.settle(0)

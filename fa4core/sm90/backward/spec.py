@@ -124,8 +124,19 @@ class Spec(BackwardSpec):
 
     @property
     def roomy(self) -> bool:
-        """Whether there are registers for dP while dS of the query tile before is still read."""
-        return self.queries <= ROWS
+        """Whether there are registers for dP while dS of the query tile before is still read; what
+        is enough, here and below, is what ptxas takes without making products synchronous."""
+        return self._left - self.queries // 4 >= 32
+
+    @property
+    def tight(self) -> bool:
+        """Whether not even for S."""
+        return self._left < 40
+
+    @property
+    def _left(self) -> int:
+        """Registers of a thread beside S, dP, dK and dV."""
+        return self.shape.consumer - self.queries - (self.d + self.d_v) // 2
 
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""

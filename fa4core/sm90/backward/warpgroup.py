@@ -134,9 +134,12 @@ class ConsumerWork(Fixed):
         """Wait until at most `left` of the products begun are unfinished."""
         warpgroup.wait_group(left)
 
-    def make_room(self) -> None:
-        """Wait for what still reads dS, if dP needs its registers: the protocol does not ask it."""
-        if not self.spec.roomy:
+    def make_room(self, all_done: bool) -> None:
+        """Wait for dK, which still reads dS, if S or, behind S, dP needs the registers of that; the
+        protocol does not ask for it."""
+        if all_done and self.spec.tight:
+            self.settle(0)
+        elif not all_done and not (self.spec.roomy or self.spec.tight):
             self.settle(1)
 
     @touches(lambda t, item, run, j, kind: (reads("s", t), writes("s", t)))
