@@ -13,7 +13,13 @@ on an H200, in TFLOP/s of the whole backward pass (bf16, 32k tokens, hidden size
 - d=64, 128 queries instead of 64: full 8k 470 (384); a quarter of them early instead of half: 497
   (470); all: 381, because ptxas then makes products synchronous.
 
-The order of instructions has changed since; its own measurement is that of `benchmarks/speed.py`.
+In the present order of instructions:
+
+- dQ by the role instead of the threads: d=128 full 8k 555 (530), causal 8k 550 (529), window 1024
+  416 (398); d=64 full 8k 498 (428).
+- dS held in registers for dK, with 80 queries, at d=128: modelled only (`python -m fa4core time`),
+  full 8k 604 (560 with 64 and dS read back), causal 8k 555 (536). A query then costs 48 passes
+  through shared memory instead of 52, which is what profiles say the kernel waits for.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ class Shape:
     """How a backward kernel is cut.
 
     Attributes:
-        queries: Of a tile; 64, or 64 for each group.
+        queries: Of a tile; 64, or 64 for each group, or a multiple of 16 if dS is held.
         groups: Consumer warpgroups.
         shared: Whether the groups share one tile of 64 keys; else each has its own.
         stages: Tiles of Q in shared memory. S is begun a tile ahead, so with two the next Q would
@@ -59,7 +65,8 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
     (64, Shape(64, stages=3), Shape(128, stages=3, early=32, direct=False)),
-    (128, Shape(64, stages=3), Shape(64, stages=3, direct=False)),
+    (112, Shape(64, stages=3), Shape(64, stages=3, direct=False)),
+    (128, Shape(64, stages=3), Shape(80, direct=False, held=True)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),
 )
