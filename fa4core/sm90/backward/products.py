@@ -100,7 +100,7 @@ class Operands(Fixed):
         t: Number of the warpgroup.
         k, v: (64, d, tiles).
         q, out: (queries, d, stages).
-        grad_s: (64, queries, tiles, stages).
+        grad_s: (64, queries, tiles, stages), however it lies.
         p: Likewise, if P is in shared memory.
     """
 
@@ -115,14 +115,11 @@ class Operands(Fixed):
         if not spec.held:
             self._grad_s = products.grad_k.of_a(grad_s[(None, None, tile, None)])
         self._q_summed = products.grad_k.of_b(transposed(q), part)
+        self._across: tuple[cute.Tensor, cute.Tensor] | None = None
         if spec.across:
-            of_keys = _piece(transposed(k), (ROWS, ROWS), t)
-            self._across = (
-                _over_tiles(grad_q.of_a(of_keys)),
-                _over_tiles(grad_q.of_b(transposed(grad_s))),
-            )
+            of_keys = _over_tiles(grad_q.of_a(_piece(transposed(k), (ROWS, ROWS), t)))
+            self._across = of_keys, _over_tiles(grad_q.of_b(transposed(grad_s)))
             return
-        self._across = None
         rows = _piece(transposed(grad_s), (ROWS, ROWS), t if spec.by_rows else 0)
         self._rows = _over_tiles(grad_q.of_a(rows))
         first = 0 if spec.by_rows else t * passes
