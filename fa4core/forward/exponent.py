@@ -56,4 +56,4 @@ def needs_no_maximum(spec: ForwardSpec, factor: Any, bound: float) -> Any:
 
 def near(spec: ForwardSpec, shift: cutlass.Float32) -> cutlass.Boolean:
     """Whether float32 is fine enough for exponents around this one; false for infinite ones."""
-    return cute.arch.fmax(shift, -shift) < spec.far
+    return cute.math.absf(shift) < spec.far

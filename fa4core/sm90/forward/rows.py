@@ -73,7 +73,8 @@ class Rows:
         if bias is None:
             return applied
         start, step = bias[half]
-        return ROUNDINGS * (_size(applied) + _size(start) + self.spec.block * _size(step))
+        size = cute.math.absf
+        return ROUNDINGS * (size(applied) + size(start) + self.spec.block * size(step))
 
     def see(self, peaks: tuple, bias: tuple | None) -> None:
         """Take in the maxima of a block, if they are wanted for themselves."""
@@ -112,10 +113,6 @@ class Rows:
         if exact:
             return exponent(self.spec, applied, factor)
         return factor, (applied if bias is None else applied - bias[half][0]) * factor
-
-
-def _size(x: Any) -> Any:
-    return cute.arch.fmax(x, -x)
 
 
 def exp2_block(
