@@ -178,6 +178,21 @@ def test_a_wait_for_all_groups_but_one_ends_earlier():
     assert asked("ALL") - asked("ALL BUT ONE") == pytest.approx(8 * 64, abs=20)
 
 
+@pytest.mark.parametrize(("conflicts", "clocks"), [(0.0, 1), (1.0, 2)])
+def test_products_in_registers_slow_down_what_is_issued_beside_them(conflicts, clocks):
+    """Not what is issued alone, and not beside products that accumulate in tensor memory."""
+    parameters = attrs.evolve(EXACT, dispatch_conflict=conflicts)
+    beside = [step("FFMA")] * 600
+
+    def finished(*warps: list[Step], rates: Rates = RATES) -> int:
+        return run(*warps, beside, parameters=parameters, rates=rates).warps[-1]["finished"]
+
+    group = [*[step("WGMMA", WGMMA)] * 32, step("ALL"), step("EXIT")]  # 32 * 64 cycles
+    assert finished(*[group] * 4, rates=SM90.measured) == pytest.approx(600 * clocks, abs=80)
+    assert finished(rates=SM90.measured) == pytest.approx(600, abs=5)
+    assert finished([*BEGIN, *products(in_tmem=False), *END]) == pytest.approx(600, abs=20)
+
+
 def test_bulk_loads_and_products_share_shared_memory():
     """16 KiB take 128 passes, and their bytes complete the barrier."""
     found = run([

@@ -64,14 +64,14 @@ void Machine::count(Warp& w, Reason r, u64 culprit) {
 void Machine::schedule(Sm& sm, int which) {
   auto& list = sm.warps[which];
   int n = (int)list.size(), last = sm.last[which], chosen = -1;
-  bool greedy = random.unit() < p.greedy;
+  bool greedy = random.unit() < p.greedy, held = sm.dispatched[which] > now;
   for (int k = 0; k < n; k++) {
     int index = (last + (greedy ? k : k + 1)) % n;
     Warp& w = *list[(size_t)index];
     if (w.finished >= 0) continue;
     u64 culprit = 0;
     Reason r = why_not(sm, w, culprit);
-    if (r == NOT_CHOSEN && chosen < 0) chosen = index;
+    if (r == NOT_CHOSEN && chosen < 0 && !held) chosen = index;
     else count(w, r, culprit);
   }
   if (chosen < 0) return;
@@ -90,6 +90,10 @@ void Machine::issue(Sm& sm, Warp& w) {
   sm.busy[s.pipe] += s.cycles;
   sm.pipe_free[w.scheduler][s.pipe] = now + s.cycles;
   w.next_issue = now + std::max(1, s.stall);
+  // Products that accumulate in registers leave fewer ports to what warps issue meanwhile.
+  bool reads = s.pipe == FMA || s.pipe == ALU || s.pipe == MUFU;
+  if (reads && sm.accumulates > (double)now && random.unit() < p.dispatch_conflict)
+    sm.dispatched[w.scheduler] = now + 2;
   perform(sm, w, s, d);
   if (++w.at < w.code.size()) return;
   w.finished = now;
@@ -112,6 +116,7 @@ void Machine::multiply(Sm& sm, Warp& w, const Static& s, const Event& e) {
   TensorOp o;
   o.cycles = filled * e.b * e.c / (p.mac * 2 / bytes);
   o.bytes = ((a_elsewhere ? 0 : rows) + (double)e.b / group) * e.c * bytes;
+  o.in_registers = warpgroup;
   if (warpgroup) {
     Warpgroup& g = sm.warpgroups[w.index / WARPS_OF_GROUP];
     w.product_groups += s.groups;

@@ -65,6 +65,7 @@ struct Parameters {
   double remote_latency, barrier_latency, cluster_latency;
   double operand_latency, work_id_latency, lsu_queue;
   double jitter, greedy;
+  double dispatch_conflict;  // share of the instructions that are issued beside products
   double warp_skew;  // cycles over which warps begin
 };
 
@@ -155,7 +156,7 @@ struct Transfer {  // a bulk load on its way into an SM
 };
 
 struct TensorOp {
-  bool commit = false;
+  bool commit = false, in_registers = false;  // where its accumulators are
   double cycles = 0, bytes = 0, fetched[2] = {};
   u32 mask = 0, offset = 0;
   std::vector<Warp*> group;  // whose group ends with it
@@ -171,6 +172,8 @@ struct Warpgroup {
 struct Sm {
   i64 pipe_free[SCHEDULERS][PIPES] = {};
   double tmem_free[SCHEDULERS] = {};
+  i64 dispatched[SCHEDULERS] = {};  // when the last instruction has read its registers
+  double accumulates = 0;           // until then a product uses registers
   i64 returned = 0;  // when the way from shared memory to registers is free
   std::vector<Warp*> warps[SCHEDULERS];
   int last[SCHEDULERS] = {};

@@ -136,6 +136,8 @@ void Machine::tensor(Tensor& t) {
     if (t.free > (double)now) return;
     t.free = (double)now + o.cycles;
     t.busy += (i64)o.cycles;
+    if (o.in_registers)
+      for (Sm* sm : t.sms) sm->accumulates = t.free;
     if (keep_spans)
       for (size_t n = 0; n < t.sms.size(); n++)
         spans.push_back({t.first_cta + (i32)n, -1, 0, now, now + (i64)o.cycles});
