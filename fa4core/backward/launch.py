@@ -186,7 +186,9 @@ def _kernels(
     main = (q, k, k, q, k, k, row, row, sums, table, *plan, *rest)
     after = (sums, table, q, "float32")
     of_out = RowSpec(spec.queries, spec.head_dim_v, spec.d, grad_lse)
-    of_queries = RowSpec(spec.queries, spec.head_dim, spec.d, part=spec.sums_part)
+    of_queries = RowSpec(
+        spec.queries, spec.head_dim, spec.d, part=spec.sums_part, across=spec.across
+    )
     where = place.target, place.emulated
     return (
         Kernel("fa4core.backward.pre:prepare_rows", before, of_out, *where),

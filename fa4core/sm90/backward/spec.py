@@ -42,10 +42,15 @@ class Spec(BackwardSpec):
         least = self.queries if self.shape.shared else 16
         if not least <= self.shape.early <= self.queries:
             raise ValueError(f"{self.shape}: early may be {least} to {self.queries}")
-        if self.queries != ROWS and not self.by_rows:
+        if self.queries != ROWS and not self.by_rows and not self.across:
             raise ValueError(
                 f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
-                "tile of its own, are possible"
+                "tile of its own, or another multiple of 16 if dS is held, are possible"
+            )
+        if self.held and (self.parts > 1 or self.shape.passes > 1 or self.differentiates):
+            raise ValueError(
+                f"{self.shape}: dS can be held in registers where each warpgroup has a key tile of "
+                "its own, dQ goes in one pass and no score mod has a derivative"
             )
 
     @property
@@ -65,7 +70,8 @@ class Spec(BackwardSpec):
     def d(self) -> int:
         """Head dim of the tiles; what a product takes of it is a multiple of 16."""
         parts = self.shape.groups * self.shape.passes
-        return _up(self.head_dim, 16 * (1 if self.by_rows else parts))
+        piece = ROWS if self.across else 16
+        return _up(self.head_dim, piece * (1 if self.by_rows else parts))
 
     @property
     def d_v(self) -> int:
@@ -89,6 +95,12 @@ class Spec(BackwardSpec):
         """Whether a warpgroup's part of dQ is a part of the queries; else of the head dim."""
         return self.parts == self.shape.passes == 1 and self.queries == ROWS * self.shape.groups
 
+    @property
+    def across(self) -> bool:
+        """Whether dQ is computed transposed: a warpgroup's part is 64 of the head dim, its columns
+        are queries, of which there may be any multiple of 16."""
+        return self.held and self.queries % ROWS != 0 and self.queries % 16 == 0
+
     @cached_property
     def differentiates(self) -> bool:
         """Whether the score mod has a derivative: scores are then computed once more for it."""
@@ -97,12 +109,34 @@ class Spec(BackwardSpec):
     @property
     def late(self) -> bool:
         """Whether a part of dV is begun behind dS only, where P still is."""
-        return self.shape.early < self.queries and not self.differentiates
+        return self.shape.early < self.queries and not self.differentiates and not self.held
 
     @property
     def ahead(self) -> bool:
         """Whether there are registers for LSE and delta before they are needed."""
-        return self.queries // self.parts <= ROWS and not self.differentiates
+        few = self.queries // self.parts <= ROWS
+        return few and not self.differentiates and not self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether dS, rounded, stays in registers for dK, and not only in shared memory for dQ."""
+        return self.shape.held
+
+    @property
+    def roomy(self) -> bool:
+        """Whether there are registers for dP while dS of the query tile before is still read; what
+        is enough, here and below, is what ptxas takes without making products synchronous."""
+        return self._left - self.queries // 4 >= 32
+
+    @property
+    def tight(self) -> bool:
+        """Whether not even for S."""
+        return self._left < 40
+
+    @property
+    def _left(self) -> int:
+        """Registers of a thread beside S, dP, dK and dV."""
+        return self.shape.consumer - self.queries - (self.d + self.d_v) // 2
 
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
@@ -111,8 +145,21 @@ class Spec(BackwardSpec):
 
     @property
     def grad_q_columns(self) -> int:
-        """Columns of a warpgroup's part of dQ, which has 64 rows, in one pass."""
+        """Columns of a warpgroup's part of dQ, in one pass: of its 64 rows, or all queries."""
+        if self.across:
+            return self.queries
         return self.d // (1 if self.by_rows else self.shape.groups * self.shape.passes)
+
+    @property
+    def of_keys(self) -> int:
+        """Columns of K that a warpgroup's part of dQ takes in one pass."""
+        return ROWS if self.across else self.grad_q_columns
+
+    @property
+    def weights_box(self) -> tuple[int, int]:
+        """A key tile of dS or P in shared memory, row-major: keys run along rows if dQ is computed
+        transposed, else queries do."""
+        return (self.queries, ROWS) if self.across else (ROWS, self.queries)
 
     @property
     def staged(self) -> bool:
@@ -129,7 +176,7 @@ class Spec(BackwardSpec):
     @cached_property
     def loaded(self) -> dict[str, int]:
         """Columns that TMA brings of each operand; those behind stay zero."""
-        k, q, out = self.grad_q_columns, self.d // self.parts, self.d_v // self.parts
+        k, q, out = self.of_keys, self.d // self.parts, self.d_v // self.parts
         return {
             "k": inside_boxes(self.head_dim, k),
             "v": inside_boxes(self.head_dim_v, self.d_v),
@@ -239,6 +286,7 @@ class Spec(BackwardSpec):
                 Region(f"weights{part}", ROWS * 16 * len(self.steps(part)) // 2, stages=groups)
                 for part in (range(1 + self.late) if parts == 1 else ())
             ),
+            *((Region("held", ROWS * self.queries // 2, stages=groups),) if self.held else ()),
         )
 
 

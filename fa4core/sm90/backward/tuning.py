@@ -13,7 +13,14 @@ on an H200, in TFLOP/s of the whole backward pass (bf16, 32k tokens, hidden size
 - d=64, 128 queries instead of 64: full 8k 470 (384); a quarter of them early instead of half: 497
   (470); all: 381, because ptxas then makes products synchronous.
 
-The order of instructions has changed since; its own measurement is that of `benchmarks/speed.py`.
+In the present order of instructions:
+
+- dQ by the role instead of the threads: d=128 full 8k 555 (530), causal 8k 550 (529), window 1024
+  416 (398); d=64 full 8k 498 (428).
+- dS held in registers for dK, with 80 queries, at d=128: modelled only (`python -m fa4core time`),
+  full 8k 604 (560 with 64 and dS read back), but a window of 1024 392 (422), so only where nothing
+  is masked. A query then costs 48 passes through shared memory instead of 52, which is what
+  profiles say the kernel waits for.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ class Shape:
     """How a backward kernel is cut.
 
     Attributes:
-        queries: Of a tile; 64, or 64 for each group.
+        queries: Of a tile; 64, or 64 for each group, or a multiple of 16 if dS is held.
         groups: Consumer warpgroups.
         shared: Whether the groups share one tile of 64 keys; else each has its own.
         stages: Tiles of Q in shared memory. S is begun a tile ahead, so with two the next Q would
@@ -36,6 +43,7 @@ class Shape:
         early: For how many of the queries dV is begun before dS is computed, when P is needed both
             rounded and not. With too few registers for that, ptxas makes products synchronous.
         direct: Whether consumers themselves add dQ to global memory, unless the order is fixed.
+        held: Whether dK takes dS from registers: less is read from shared memory.
         consumer, producer: Registers of a thread.
     """
 
@@ -47,6 +55,7 @@ class Shape:
     passes: int = 1
     early: int = 64
     direct: bool = True
+    held: bool = False
     consumer: int = 240
     producer: int = 24
 
@@ -57,14 +66,21 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
     (64, Shape(64, stages=3), Shape(128, stages=3, early=32, direct=False)),
-    (128, Shape(64, stages=3), Shape(64, stages=3)),
+    (128, Shape(64, stages=3), Shape(64, stages=3, direct=False)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),
 )
 
+#: Where nothing is masked and the score mod has no derivative: (least, largest) of the head dims.
+UNMASKED = ((113, 128), Shape(80, direct=False, held=True))
 
-def shape_of(head_dim: int, head_dim_v: int, differentiates: bool = False) -> Shape:
+
+def shape_of(
+    head_dim: int, head_dim_v: int, differentiates: bool = False, masked: bool = True
+) -> Shape:
     """The shape for head dims."""
-    d = max(head_dim, head_dim_v)
+    d, ((least, largest), unmasked) = max(head_dim, head_dim_v), UNMASKED
+    if least <= d <= largest and not (masked or differentiates):
+        return unmasked
     derived, plain = next((a, b) for limit, a, b in SHAPES if d <= limit)
     return derived if differentiates else plain

@@ -20,12 +20,13 @@ def weigh(spec: Spec, scores: cute.Tensor, lse: cute.Tensor, factor: cutlass.Flo
     Args:
         spec: A share of each key's exponentials is a polynomial's.
         scores: A thread's accumulator.
-        lse: (2, pairs) of the thread's queries, log2 domain.
+        lse: (2, pairs) of the thread's queries, log2 domain, wherever they are.
         factor: Of scores to the log2 domain.
     """
     for pair in range(cute.size(lse, mode=[1])):
+        of_pair = _loaded(lse[(None, pair)])
         for i in range(4 * pair, 4 * pair + 4):
-            x = fma(scores[i], factor, -lse[i % 2, pair])
+            x = fma(scores[i], factor, -of_pair[i % 2])
             if emulated(2 * pair + i % 2, spec.exp.fraction):
                 scores[i] = polynomial_exp2(x, spec.exp.degree)
             else:
@@ -35,5 +36,13 @@ def weigh(spec: Spec, scores: cute.Tensor, lse: cute.Tensor, factor: cutlass.Flo
 def grad_values(grads: cute.Tensor, weights: cute.Tensor, delta: cute.Tensor) -> None:
     """grads[i] = weights[i] * (grads[i] - delta of its query); arguments as of `weigh`."""
     for pair in range(cute.size(delta, mode=[1])):
+        of_pair = _loaded(delta[(None, pair)])
         for i in range(4 * pair, 4 * pair + 4):
-            grads[i] = weights[i] * (grads[i] - delta[i % 2, pair])
+            grads[i] = weights[i] * (grads[i] - of_pair[i % 2])
+
+
+def _loaded(pair: cute.Tensor) -> cute.Tensor:
+    """In registers, just before it is used: ptxas judges by this order whether there are enough."""
+    loaded = cute.make_rmem_tensor(cute.make_layout(2), cutlass.Float32)
+    cute.autovec_copy(pair, loaded)
+    return loaded
