@@ -24,7 +24,9 @@ from fa4core.report.cli import Subject
 from fa4core.report.kernel import Kernel
 from primitives import mask, schedule, score
 
-CAUSAL, SOFTCAP = mask.causal(), score.softcap(20.0)
+CAUSAL = mask.causal()
+PLAIN = Variant(mask=CAUSAL)
+SOFTCAP = Variant(mask=CAUSAL, score=score.softcap(20.0))
 
 
 @functools.cache
@@ -36,7 +38,7 @@ def kernel(variant: Variant, d: int) -> Kernel:
 
 @pytest.fixture(scope="module")
 def causal() -> Kernel:
-    return kernel(Variant(mask=CAUSAL), 128)
+    return kernel(PLAIN, 128)
 
 
 def test_a_mask_of_intervals_costs_a_bit_test_and_a_select(causal: Kernel) -> None:
@@ -60,7 +62,7 @@ def test_a_row_uses_packed_arithmetic(causal: Kernel) -> None:
 
 def test_a_softcap_is_one_more_operation_of_the_unit_for_most_scores() -> None:
     """Half of the exponentials make room for it: they run on FMA units."""
-    full = kernel(Variant(mask=CAUSAL, score=SOFTCAP), 128).figures["softmax", "shortest"]
+    full = kernel(SOFTCAP, 128).figures["softmax", "shortest"]
     assert full.count("MUFU.TANH") == 128
     assert full.count("MUFU.EX2") <= 64 + 1
 
@@ -78,11 +80,11 @@ def test_alibi_costs_a_packed_operation_for_two_scores() -> None:
     one_of(
         2,
         [
-            (Variant(mask=CAUSAL), 128),
+            (PLAIN, 128),
             (Variant(), 128),
             (Variant(mask=CAUSAL), 256),
             (Variant(mask=CAUSAL), 64),
-            (Variant(mask=CAUSAL, score=SOFTCAP), 128),
+            (SOFTCAP, 128),
             (Variant(mask=CAUSAL), 192),
             (Variant(mask=CAUSAL, schedule=schedule.Schedule(ctas=2)), 128),
             (Variant(mask=mask.sliding_window(256)), 128),
