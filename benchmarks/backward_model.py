@@ -1,11 +1,13 @@
 """The part of the timing model's validation that is about backward kernels; `timing_model` runs it.
 
-python benchmarks/backward_model.py [--seeds 3]      this part alone
+python benchmarks/backward_model.py [--seeds 3]              this part alone
+python benchmarks/backward_model.py --pairs [--seeds 6]      ours with one CTA and with two
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 
@@ -13,17 +15,23 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from measured_cells import Cell, meaning  # noqa: E402
-from models import problem  # noqa: E402
+from models import LONG, problem  # noqa: E402
 
 from fa4core.plan.roofline import backward as roofline  # noqa: E402
 from fa4core.plan.target import SM100  # noqa: E402
 from fa4core.timing import backward  # noqa: E402
 from fa4core.timing.problem import Modelled, model  # noqa: E402
+from fa4core.timing.small import Small  # noqa: E402
 
 #: TFLOP/s of FlashAttention-4's backward pass, bf16, batch 4, 16 heads, 8192 tokens, head dim 128,
 #: by (mask, CTAs of a work tile), at 1.85 GHz.
 #: https://github.com/Dao-AILab/flash-attention/pull/2280
 PUBLISHED = {("full", 1): 1248, ("full", 2): 1360, ("causal", 1): 1118, ("causal", 2): 1209}
+PAIR_LENGTHS = (4096, 8192, 16384)
+PAIR_CELLS = (
+    *itertools.product((64, 96, 128), ("full", "causal")),
+    *((128, name) for name in ("window 1024", "window 128", "alibi", "softcap")),
+)
 TEXT = """
 ## Backward passes
 
@@ -37,12 +45,11 @@ the same model; nobody has measured it.
 |---|---|---|---|---|---|"""
 BUSY = """
 Busy cycles of an SM for 128 keys and 128 queries, as replayed from the compiled kernel, beside
-table 3 of the paper. Replayed shared memory also has what the table leaves out: Q and dO that come
-in (512 cycles; with two CTAs also dS of the other one, read and written, 256), and LSE and delta
-that are read (256). With two CTAs, products read half of every operand B but dQ's, and half as much
-of dQ goes through; the table halves operands B only.
+the roofline by the reasoning of the paper's section 3.2 (its table 3 has 2688 for the shared memory
+of two CTAs, see [performance](performance.md#rooflines-modelled)). Replayed shared memory also has
+what the roofline leaves out: Q and dO that come in (512 cycles), LSE and delta that are read (256).
 
-| kernel | products: paper, replayed | shared memory: likewise | exponentials: likewise |
+| kernel | products: roofline, replayed | shared memory: likewise | exponentials: likewise |
 |---|---|---|---|"""
 READS = """
 What all lanes of a warp read, LSE and delta, passes the banks once in the model, although profilers
@@ -79,7 +86,32 @@ def section(seeds: int) -> None:
     print(READS, end="")
 
 
+def pairs(seeds: int) -> None:
+    """Print a table of ours with one CTA a work tile and with two."""
+    titles = " | ".join(f"{length // 1024}k: 1, 2 CTAs, ratio of times" for length in PAIR_LENGTHS)
+    print(f"| head dim | variant | {titles} |")
+    print("|---|---|" + "---|" * len(PAIR_LENGTHS))
+    for d, name in PAIR_CELLS:
+        variant = meaning(Cell(name, d, LONG)).ours
+        executed: dict[int, Small] = {}  # the same at all these lengths
+        row = []
+        for length in PAIR_LENGTHS:
+            p, found = problem(Cell(name, d, length)), []
+            for ctas in (1, 2):
+                subject = backward.ours(variant, p, "sm100", ctas)
+                if ctas not in executed:
+                    executed[ctas] = Small.of(subject, variant, p, "sm100")
+                known = executed[ctas]
+                found.append(model(subject, variant, p, "sm100", seeds=seeds, small=known))
+            one, two = found
+            ratio = two.seconds.mean / one.seconds.mean
+            row.append(f"{one.tflops.mean:.0f}, {two.tflops.mean:.0f}, {ratio:.2f}")
+        print(f"| {d} | {name} | {' | '.join(row)} |", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    section(parser.parse_args().seeds)
+    parser.add_argument("--pairs", action="store_true", help="Ours alone, by CTAs of a work tile.")
+    given = parser.parse_args()
+    (pairs if given.pairs else section)(given.seeds)

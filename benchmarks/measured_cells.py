@@ -14,6 +14,7 @@ from primitives.sequence import Layout, varlen
 
 HIDDEN = 2048  # heads times head dim, as in FlashAttention-4's protocol
 TOKENS = 32_768  # batch times length
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU cells can be modelled
 
 WINDOWS = (128, 1024, 4096)
 DOCUMENT = 1000
@@ -51,13 +52,13 @@ class Cell:
         padded = (max(1, TOKENS // self.seqlen), self.seqlen)
         rows = (sum(self.lengths),) if self.lengths else padded
         size = (*rows, self.heads, self.head_dim)
-        drawn = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        drawn = (torch.randn(size, device=DEVICE, dtype=torch.bfloat16) for _ in range(3))
         return tuple(t.requires_grad_(grad) for t in drawn)
 
     def layout(self) -> Layout | None:
         if not self.lengths:
             return None
-        ends = torch.tensor((0, *self.lengths)).cumsum(0).int().cuda()
+        ends = torch.tensor((0, *self.lengths)).cumsum(0).int().to(DEVICE)
         return varlen(ends, ends)
 
 
@@ -95,11 +96,11 @@ def meaning(cell: Cell) -> Meaning:
         ours = Variant(mask=causal, score=score.softcap(30.0))
         return Meaning(ours, {"causal": True, "softcap": 30.0}, (_causal, capped))
     if name == "alibi":
-        slopes = 2.0 ** -(8 * torch.arange(1, cell.heads + 1, device="cuda") / cell.heads)
+        slopes = 2.0 ** -(8 * torch.arange(1, cell.heads + 1, device=DEVICE) / cell.heads)
         biased = lambda s, b, h, q, k: s + slopes[h] * (k - q)  # noqa: E731
         return Meaning(Variant(mask=causal, score=score.alibi(slopes)), None, (_causal, biased))
     if name == "documents":
-        ids = torch.arange(cell.seqlen, device="cuda", dtype=torch.int32) // DOCUMENT
+        ids = torch.arange(cell.seqlen, device=DEVICE, dtype=torch.int32) // DOCUMENT
         same = lambda b, h, q, k: (q >= k) & (ids[q] == ids[k])  # noqa: E731
         return Meaning(Variant(mask=causal & mask.document(ids)), None, (same, None))
     if name == "block sparse":
@@ -121,4 +122,4 @@ def _blocks(cell: Cell) -> torch.Tensor:
     weights = torch.rand(n, n, generator=generator).tril(-1)
     kept = torch.zeros(n, n, dtype=torch.bool)
     kept.scatter_(1, weights.topk(min(8, n), dim=1).indices, True)
-    return ((kept & (weights > 0)) | torch.eye(n, dtype=torch.bool)).cuda()
+    return ((kept & (weights > 0)) | torch.eye(n, dtype=torch.bool)).to(DEVICE)

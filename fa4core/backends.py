@@ -216,14 +216,19 @@ def backend_of(device: torch.device) -> str | None:
 
 
 def family_of(chosen: str) -> str:
-    """The kernels that a backend runs. The emulator runs those of the session that is open."""
+    """The kernels that a backend runs."""
     if chosen != "emulator":
         return chosen
+    target = emulated_target()
+    return next(name for name, kernels in KERNELS.items() if target in kernels.targets)
+
+
+def emulated_target() -> str:
+    """What the emulator's calls are planned and compiled for: the target of the open session."""
     from fa4core.emulator.session import current_session
 
     session = current_session()
-    target = "sm100" if session is None else session.target.name
-    return next(name for name, kernels in KERNELS.items() if target in kernels.targets)
+    return "sm100" if session is None else session.target.name
 
 
 _announced: set[str] = set()

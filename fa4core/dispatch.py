@@ -12,7 +12,16 @@ from typing import cast
 
 import torch
 
-from fa4core.backends import KERNELS, announce, check, choose, family_of, gradients_by, target_of
+from fa4core.backends import (
+    KERNELS,
+    announce,
+    check,
+    choose,
+    emulated_target,
+    family_of,
+    gradients_by,
+    target_of,
+)
 from fa4core.backward.launch import launches
 from fa4core.backward.prepared import prepare as prepare_backward
 from fa4core.compile.kernel import Kernel
@@ -88,7 +97,7 @@ def prepared(call: Call, chosen: str, q: Tensor, k: Tensor, v: Tensor) -> Prepar
 def place_of(chosen: str, device: torch.device) -> Place:
     """Where a backend that has kernels runs them."""
     if chosen == "emulator":
-        return in_emulator(family_of(chosen))
+        return in_emulator(emulated_target())
     target = target_of(device)
     assert target is not None  # `choose` has seen to it
     return on_device(target, device)

@@ -17,38 +17,22 @@ from cutlass import cute
 
 from fa4core.forward.spec import ForwardSpec
 from fa4core.forward.work import Row
-from fa4core.lowering.affine import change, change_of
+from fa4core.lowering.affine import change_of
 from fa4core.lowering.approximate import QUICK, Unit
 from fa4core.lowering.assume import where_attended
 from fa4core.lowering.cute import Scope, as_float, inside, select
+from fa4core.lowering.factors import ONE, factored, needed_once
 from fa4core.lowering.predicate import BITS, Predicate
 from fa4core.lowering.words import leaves, per_element
 from fa4core.pipeline.effects import Fixed
 from fa4core.reference.exp2 import emulated
+from fa4core.spec import LEAST_SCALE
 from primitives.expr import Capture, Node, algebra, captures, parse, walk
 
 NEVER = -math.inf
 UNROLLED = 10  # instructions for an element, roughly, that may be unrolled over a row
 
 Column = Callable[[int], int]
-
-
-def even_bias(score: Node) -> tuple[Node, float] | None:
-    """What a score mod adds to the score, and its sign, if that changes evenly from key to key.
-
-    None if it is the same for all keys: such numbers may be so large, to say that a row has no key,
-    that dividing them by the scale would make them infinite.
-    """
-    if score.op not in ("add", "sub") or len(score.args) != 2:
-        return None
-    a, b = score.args
-    if score.op == "add" and b is algebra.var("score"):
-        a, b = b, a
-    if a is not algebra.var("score") or "score" in b.free:
-        return None
-    if not per_element(b) or change(b) is None:
-        return None
-    return b, -1.0 if score.op == "sub" else 1.0
 
 
 def in_order(i: int) -> int:
@@ -65,8 +49,10 @@ class Elements(Fixed):
         captured: The tensor of each capture.
         fraction: Share of the elements whose transcendental functions are computed on FMA units.
         plain: Whether scores go unmodified, so that scaling can wait until the exponential.
-        raw: Whether that waits although they are modified: modified scores are divided by `scale`.
+        scales: Whether the score mod itself scales what it is given.
     """
+
+    scales = False
 
     def __init__(
         self,
@@ -78,7 +64,6 @@ class Elements(Fixed):
     ):
         self.live, self.score, self.captured = live, score, captured
         self.fraction, self.plain = fraction, plain
-        self.raw = False
 
     def nothing_to_do(self, partial: bool) -> bool:
         """Whether scores stay as they are."""
@@ -109,12 +94,11 @@ class Elements(Fixed):
             column: Place of the i-th score behind `first`, ascending.
         """
         start = None if self.plain else self.start(scope, first, [self.score])
-        per_scale = cute.arch.rcp_approx(scale) if self.raw else None
         for i, at, holds in self.each(scores, scope, first, partial, column):
             value = scores[i]
             if start is not None:
-                value = as_float(self.element(start, at, value * scale, i).value(self.score))
-                value = value * per_scale if self.raw else value
+                value = value if self.scales else value * scale
+                value = as_float(self.element(start, at, value, i).value(self.score))
             scores[i] = value if holds is None else select(holds, value, NEVER, "float")
 
     def each(
@@ -150,10 +134,17 @@ class Loaded(Fixed):
 class Mods(Elements):
     """Mask, score mod and sink of the forward pass: a row is a query, its elements are keys.
 
+    Modified scores times `factor_of` are in natural units.
+
     Attributes:
+        form: The score mod as `factor * rest`.
+        keeps: Whether elements are the rest only, because the skeleton has the factor in exponents.
+        late: Whether, of the rest, `even` is left to the skeleton, too, but for what it grows by.
         has_sink: Whether there is one more logit.
         split: Whether a work tile has but a share of its keys.
     """
+
+    scales = True
 
     def __init__(self, spec: ForwardSpec, captured: tuple[cute.Tensor, ...]):
         mask, score, self.sink = parse(spec.graph)
@@ -162,24 +153,46 @@ class Mods(Elements):
         plain = score is algebra.var("score") and not spec.negative_scale
         live = algebra.logical_and(mask, within)
         (score,) = where_attended(live, [score])
+        self.form = factored(score, LEAST_SCALE, not spec.negative_scale)
         # The softmax's exponentials first: each takes half of what a tanh does on FMA units.
         fraction = max(0.0, 2.0 * spec.exp.fraction - 1.0)
-        super().__init__(live, score, slots, fraction, plain)
+        super().__init__(live, self.form.whole, slots, fraction, plain)
+        self.keeps = self.late = False
         self.has_sink = not (self.sink.is_const and self.sink.attr == NEVER)
-        self.split, self.negative_scale = spec.split, spec.negative_scale
+        self.split = spec.split
+
+    def keep_factor(self) -> None:
+        """Leave the factor to the skeleton, and `even` numbers that are added."""
+        self.keeps, self.late = True, self.form.even is not None
+        self.score = self.form.rest
 
     def keep_raw(self) -> None:
-        """Let scaling wait until the exponential if the score mod has an `even_bias`."""
-        self.raw = even_bias(self.score) is not None and not self.negative_scale
+        """Leave the factor to the skeleton if it is the scale, and `even` numbers are added."""
+        if self.form.even is not None:
+            self.keeps, self.score = True, self.form.rest
 
-    def bias(self, item: Any, row: Row, first: Any, scale: Any, loaded: Loaded) -> tuple[Any, Any]:
+    @property
+    def raw(self) -> bool:
+        """Whether what is left is the raw score with an even number added."""
+        return self.keeps and self.form.even is not None
+
+    @property
+    def by_query(self) -> bool:
+        """Whether what elements need but once for a row, the factor among it, is the query's."""
+        return any("q" in n.free for n in (self.form.factor, *needed_once(self.score)))
+
+    def factor_of(self, item: Any, row: Row, scale: Any) -> Any:
+        """What takes a row's elements to natural units, positive."""
+        factor = self.form.factor if self.keeps or self.plain else ONE
+        return as_float(self._row(item, row, None, scale).value(factor))
+
+    def bias(self, item: Any, row: Row, first: Any, scale: Any, loaded: Any) -> tuple[Any, Any]:
         """What the raw score of key `first` gets added, and what more from key to key."""
-        found = even_bias(self.score)
-        assert found is not None
-        number, sign = found
-        scope, factor = self._row(item, row, loaded), cute.arch.rcp_approx(scale) * sign
+        number = self.form.even
+        assert number is not None
+        scope = self._row(item, row, loaded, scale)
         start = as_float(scope.element(first).value(number))
-        return start * factor, as_float(scope.value(change_of(number))) * factor
+        return start, as_float(scope.value(change_of(number)))
 
     def apply(
         self,
@@ -193,13 +206,22 @@ class Mods(Elements):
         loaded: Loaded | None = None,
     ) -> None:
         """See `modify`; `item` is the work tile, `row` its query and head, `first` a key."""
-        scope = self._row(item, row, loaded)
+        scope = self._row(item, row, loaded, scale)
         self.modify(scores, scope, first, partial, scale, column)
 
-    def load(self, item: Any, row: Row) -> Loaded:
-        """Read what a row's score mod needs of captured tensors, once for all of its tiles."""
-        scope = self._row(item, row)
-        nodes = [n for n in walk(self.score) if n.op == "gather" and not per_element(n)]
+    def start(self, scope: Scope, first: Any, roots: list[Node]) -> Scope:
+        started = super().start(scope, first, roots)
+        if self.late and self.form.even is not None:
+            started.values[self.form.even] = 0.0  # `bias` has it
+        return started
+
+    def load(self, item: Any, row: Row, scale: Any = None) -> Loaded:
+        """Compute what a row's score mod needs but once for all of its tiles: with a scale all of
+        it, else values of captured tensors."""
+        scope = self._row(item, row, None, scale)
+        nodes = needed_once(self.score)
+        if scale is None:
+            nodes = [n for n in walk(self.score) if n.op == "gather" and not per_element(n)]
         return Loaded({n: scope.value(n) for n in nodes})
 
     def sink_of(self, item: Any, row: Row) -> cutlass.Float32:
@@ -207,13 +229,14 @@ class Mods(Elements):
         logit = as_float(self._row(item, row).value(self.sink))
         return select(item.share == 0, logit, NEVER, "float") if self.split else logit
 
-    def _row(self, item: Any, row: Row, loaded: Loaded | None = None) -> Scope:
+    def _row(self, item: Any, row: Row, loaded: Loaded | None = None, scale: Any = None) -> Scope:
         variables = {
             "b": item.b,
             "h": row.head,
             "q": inside(row.query, item.seqlen_q),
             "seqlen_q": item.seqlen_q,
             "seqlen_k": item.seqlen_k,
+            "scale": scale,
         }
         scope = Scope(variables, self.captured)
         if loaded is not None:

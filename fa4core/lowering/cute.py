@@ -89,7 +89,10 @@ class Scope:
         if self.start is not None and node.kind == "float":
             by = affine.change(node)
             if by is not None:
-                start, by = as_float(self.start.value(node)), self.value(by)
+                start, by = self.start.value(node), self.value(by)
+                if isinstance(start, float) and start == 0.0:
+                    return by * float(self.distance)
+                start = as_float(start)
                 return start + by * float(self.distance) if self.distance else start
         if node.op == "gather":
             return _gather(self.captured[node.attr], node, self._args(node))

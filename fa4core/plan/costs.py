@@ -55,7 +55,7 @@ B300_FORWARD = (
 # and that a persistent CTA saves a fifth of it.
 BLACKWELL_BACKWARD = {
     1: Cost(3328 / 4367, 7438, 1500),
-    2: Cost(2688 / 3914, 7438, 1500),
+    2: Cost(2560 / 3914, 7438, 1500),
 }
 
 # Hopper: efficiency and cycles of a work tile are fitted to FlashAttention-4 measured on one H200

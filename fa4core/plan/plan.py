@@ -17,6 +17,7 @@ from fa4core.plan import makespan, roofline
 from fa4core.plan.choose import choose
 from fa4core.plan.groups import any_of_group
 from fa4core.plan.makespan import Estimate, Workload, WorkTiles
+from fa4core.plan.pairs import backward_ctas
 from fa4core.plan.problem import Problem
 from fa4core.plan.roofline import Terms, Work, work_of
 from fa4core.plan.target import SM100, Target, TileShape, target
@@ -63,8 +64,11 @@ class Plan:
     @cached_property
     def backward_tile(self) -> TileShape:
         """Tile of the backward pass."""
-        shape = self.target.backward_tile(self.problem.head_dim, self.problem.head_dim_v)
-        return attrs.evolve(shape, ctas=self._ctas)
+        head_dims, graph = (self.problem.head_dim, self.problem.head_dim_v), self.variant.graph
+        ctas = self._ctas
+        if self.variant.schedule is None:
+            ctas = backward_ctas(self.target.name, graph.mask, graph.score, head_dims)
+        return attrs.evolve(self.target.backward_tile(*head_dims), ctas=ctas)
 
     @property
     def exp(self) -> Exp:

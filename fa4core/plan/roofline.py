@@ -274,8 +274,13 @@ def backward(
 
     Five MMAs: S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q (the last two with their A
     operand in TMEM or registers) and dQ = dS K. Besides their operands, dS is written once, and
-    dQ is written and read in fp32 on its way to global memory. With two CTAs each reads half of
-    every B operand; this reproduces the paper's total for 2-CTA MMA, 2,688 cycles for 128^3.
+    dQ is written and read in fp32 on its way to global memory.
+
+    With two CTAs each reads half of every B operand. But a CTA forms dQ for half of the queries
+    over the keys of both: half as much of it goes through shared memory, its B operand is as large
+    as before, and half of dS is read for the other CTA, half of that one's written. For 128^3 these
+    are 2,560 cycles. The paper's table has 2,688: so many are left if one halves all five B
+    operands and nothing else.
 
     Args:
         target: Whose rates.
@@ -292,7 +297,9 @@ def backward(
     smem += _operand_bytes(target, n, m, d_v, True, ctas)  # dP^T
     smem += _operand_bytes(target, n, d_v, m, False, ctas)  # dV
     smem += _operand_bytes(target, n, d, m, False, ctas)  # dK
-    smem += _operand_bytes(target, m, d, n, True, ctas)  # dQ
-    smem += BYTES * m * n + 2 * ACCUMULATOR_BYTES * m * d
+    own = m // ctas  # queries of its dQ
+    smem += _operand_bytes(target, own, d, n * ctas, True, ctas)  # dQ
+    smem += BYTES * m * n + 2 * ACCUMULATOR_BYTES * own * d
+    smem += 2 * BYTES * (m - own) * n  # dS to the other CTA, and from it
     flop = 2 * m * n * (3 * d + 2 * d_v)
     return _units(target, m * n, flop, smem, (SOFTMAX_BACKWARD, exponentials(exp), work))

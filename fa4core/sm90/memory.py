@@ -105,9 +105,11 @@ def boxed(atom: Any, shared: Any, there: Any, shape: tuple) -> tuple[Any, Any]:
     )
 
 
-def put(accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: cute.Tensor) -> None:
+def put(
+    accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: cute.Tensor
+) -> cute.Tensor:
     """A warpgroup's accumulator, rounded, into a tile of 16-bit numbers; for TMA and wgmma to read
-    behind a barrier."""
+    behind a barrier. Returns the thread's numbers."""
     rounded = cute.make_rmem_tensor(accumulator.layout, shared.element_type)
     rounded.store(accumulator.load().to(shared.element_type))
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), shared.element_type)
@@ -115,6 +117,7 @@ def put(accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: c
     place = tiled.get_slice(thread).partition_D(shared)
     cute.copy(atom, tiled.retile(rounded), place)
     cute.arch.fence_proxy("async.shared", space="cta")
+    return rounded
 
 
 def put_as_held(accumulator: cute.Tensor, thread: Any, shared: cute.Tensor) -> None:

@@ -43,11 +43,13 @@ def ours(variant: Variant, problem: Problem, target: str, ctas: int | None = Non
     if reason := refusal(variant.program, problem):
         raise NotImplementedError(f"the backward kernels do not take this call: {reason}")
     skeleton = BACKWARD["sm90" if target == "sm90" else "sm100"]
-    schedule = schedule_of(call_for(variant, problem, target))
+    call = call_for(variant, problem, target)
     if ctas is not None:
-        schedule = attrs.evolve(schedule, ctas=ctas)
+        schedule = attrs.evolve(schedule_of(call), ctas=ctas)
         variant = attrs.evolve(variant, schedule=schedule)
-    spec = skeleton.spec_of(call_for(variant, problem, target), target, False)
+        call = call_for(variant, problem, target)
+    schedule = schedule_of(call)
+    spec = skeleton.spec_of(call, target, False)
     if ctas not in (None, spec.ctas):
         raise NotImplementedError(
             f"no backward kernel for this call has {ctas} CTAs a work tile; it has {spec.ctas}"

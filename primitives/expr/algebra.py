@@ -41,8 +41,8 @@ def lift(value: Node | Number) -> Node:
 
 
 def var(name: str) -> Node:
-    """One of `VARIABLES`: an index, a sequence length, or the score."""
-    return Node("var", (), "float" if name == "score" else "int", name)
+    """One of `VARIABLES`: an index, a sequence length, the score or the scale."""
+    return Node("var", (), "float" if name in ("score", "scale") else "int", name)
 
 
 def gather(capture: Capture, indices: Iterable[Node | Number] = ()) -> Node:

@@ -17,8 +17,9 @@ import torch
 
 Kind = Literal["bool", "int", "float"]
 
-#: The variables of a mask or score function, in their printed order. `score` is the only float.
-VARIABLES = ("b", "h", "q", "k", "seqlen_q", "seqlen_k", "score")
+#: The variables of a mask or score function, in their printed order, and the factor on q . k that
+#: kernels put into a score mod. The last two are floats.
+VARIABLES = ("b", "h", "q", "k", "seqlen_q", "seqlen_k", "score", "scale")
 
 
 def kind_of(dtype: torch.dtype) -> Kind:

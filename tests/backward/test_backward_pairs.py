@@ -17,13 +17,19 @@ from emulated_backward import FIXED, execute
 from test_backward_kernels import SHAPES, VARIANTS
 from test_deterministic import CASES
 
+from fa4core.dispatch import analysed
 from fa4core.pipeline.check import ProtocolError
 from fa4core.pipeline.declare import Pipeline
-from fa4core.plan.target import SM100
+from fa4core.plan.plan import Plan
+from fa4core.plan.problem import Problem
+from fa4core.plan.target import SM90, SM100
+from fa4core.sm100.backward.launch import BACKWARD
 from fa4core.sm100.backward.protocol import check_backward
 from fa4core.sm100.backward.spec import Spec
 from fa4core.sm100.backward.tuning import NARROW
 from fa4core.testing import Shape
+from fa4core.variant import Variant
+from primitives import mask, schedule, score
 
 SWEEP = pytest.mark.sweep
 PAIR = "schedule=schedule.Schedule(ctas=2)"
@@ -120,6 +126,32 @@ def test_variants_of_pairs(name: str, shape: str) -> None:
 def test_head_dims_of_pairs(dims: tuple[int, int]) -> None:
     """dQ between the halves of P, or apart; staged in rows of 128 bytes, or of 64."""
     execute("sm100", f"Variant({PAIR})", Shape((200,), (300,), 2, 1, *dims), dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("variant", "dims", "ctas"),
+    [
+        (Variant(), (128, 128), 2),
+        (Variant(mask=mask.causal()), (128, 128), 2),
+        (Variant(mask=mask.causal()), (64, 64), 1),
+        (Variant(mask=mask.causal()), (128, 64), 1),
+        (Variant(mask=mask.causal() & mask.sliding_window(1024, 0)), (128, 128), 1),
+        (Variant(mask=mask.causal(), score=score.softcap(30.0)), (128, 128), 1),
+        (Variant(schedule=schedule.Schedule(ctas=1)), (128, 128), 1),
+        (Variant(schedule=schedule.Schedule(ctas=2)), (64, 64), 2),
+    ],
+)
+def test_which_variants_have_pairs(variant: Variant, dims: tuple[int, int], ctas: int) -> None:
+    """The plan says what the kernel is compiled for: pairs where the model found them quicker."""
+    problem = Problem(
+        batch=1, heads_q=2, heads_kv=2, head_dim=dims[0], head_dim_v=dims[1], seqlens_q=(4096,),
+        seqlens_k=(4096,), dtype=torch.bfloat16,
+    )  # fmt: skip
+    call = analysed(variant.program, problem, None, 1.0)
+    assert BACKWARD.spec_of(call, "sm100", False).ctas == ctas
+    assert Plan(variant, problem, SM100).backward_tile.ctas == ctas
+    if variant.schedule is None:
+        assert Plan(variant, problem, SM90).backward_tile.ctas == 1
 
 
 @SWEEP

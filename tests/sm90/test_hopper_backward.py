@@ -33,6 +33,8 @@ CUTS = (
     Cut(64, groups=1),
     Cut(128, early=16),
     Cut(64, groups=2, stages=3, passes=2, early=32),
+    Cut(64, held=True),
+    Cut(128, held=True, direct=False),
     Cut(64, shared=True, stages_out=1),
 )
 
@@ -47,10 +49,16 @@ def test_other_shapes_of_tiles(cut: Cut, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", [Cut(128, groups=3), Cut(64, early=80), Cut(64, shared=True, early=8)]
+    "cut",
+    [
+        Cut(128, groups=3),
+        Cut(64, early=80),
+        Cut(64, shared=True, early=8),
+        Cut(64, shared=True, held=True),
+    ],
 )
 def test_shapes_that_cannot_be_are_refused(cut: Cut) -> None:
-    with pytest.raises(ValueError, match=r"queries|early"):
+    with pytest.raises(ValueError, match=r"queries|early|held"):
         _kernel(Variant(), 64, shaped(cut))
 
 

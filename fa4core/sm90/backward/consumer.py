@@ -67,7 +67,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                 work.settle(0)
                 work.differentiate(t, item, begin, begin.first, plan.kind(begin, tile))
             if const_expr(work.late):
-                work.share(t, grad_s_full.stage)
+                work.share(t, grad_s_full.stage, False)
                 grad_s_full.give()
                 work.pass_on(t, p_full.stage, in_smem, 1)
                 work.add_v(t, p.stage, out_stage, in_smem, 1)
@@ -78,11 +78,11 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     next_stage = q.take()
                     work.scores(t, next_stage)
                     if const_expr(not work.late):
-                        work.share(t, grad_s_full.stage)
+                        work.share(t, grad_s_full.stage, False)
                         grad_s_full.give()
                     grad_s.wait()
                     work.grad_q(t, grad_s.stage, 0)
-                    work.add_k(t, grad_s.stage, q_stage)
+                    work.add_k(t, grad_s.stage, q_stage, False)
                     work.recall_lse(t, next_stage, True)
                     work.settle(1)
                     out_free.arrive(stage=out_stage)
@@ -121,20 +121,20 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                         work.settle(0)
                         work.differentiate(t, item, run, j, plan.kind(run, tile))
                     if const_expr(work.late):
-                        work.share(t, grad_s_full.stage)
+                        work.share(t, grad_s_full.stage, False)
                         grad_s_full.give()
                         work.pass_on(t, p_full.stage, in_smem, 1)
                         work.add_v(t, p.stage, out_stage, in_smem, 1)
                     head, last, owed = run.head, j, 1
                 done = 0
             if const_expr(not work.late):
-                work.share(t, grad_s_full.stage)
+                work.share(t, grad_s_full.stage, False)
                 grad_s_full.give()
             grad_s.wait()
             for part in work.passes:
                 work.grad_q(t, grad_s.stage, part)
                 if const_expr(part == 0):
-                    work.add_k(t, grad_s.stage, q_stage)
+                    work.add_k(t, grad_s.stage, q_stage, False)
                     work.settle(1)
                     out_free.arrive(stage=out_stage)
                     if const_expr(staged):  # noqa: SIM102

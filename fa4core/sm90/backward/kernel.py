@@ -20,7 +20,7 @@ from fa4core.forward.views import batched, keys
 from fa4core.forward.work import Share
 from fa4core.pipeline.device import Barriers, copy_of, in_role, thread_of
 from fa4core.pipeline.endpoint import Ends
-from fa4core.sm90.backward.consumer import consumer
+from fa4core.sm90.backward import ahead, consumer
 from fa4core.sm90.backward.load import LoadWork, load
 from fa4core.sm90.backward.products import Operands, Products
 from fa4core.sm90.backward.reduce import ReduceWork, reduce
@@ -154,7 +154,8 @@ def backward_kernel(
         tiles = Tiles(spec, member, s_rows, s_p, s_grad_s, s_grad_q, grad_q, results)
         consumer_work = ConsumerWork(spec, products, operands, tiles, t, member, mods, scale)
         plan = _plan(spec, items, runs, lists)
-        consumer(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
+        role = ahead.consumer if spec.held else consumer.consumer
+        role(consumer_work, plan, Ends(pipeline, "consumer", barriers), t)
 
 
 @cute.jit

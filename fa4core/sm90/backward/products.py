@@ -72,15 +72,23 @@ class Products(Fixed):
         source = RMEM if spec.parts == 1 else SMEM
         self.scores = Product(dtype, spec.queries // spec.parts, K_MAJOR, K_MAJOR)
         self.grad_v = Product(dtype, spec.d_v // spec.parts, K_MAJOR, MN_MAJOR, source)
-        self.grad_k = Product(dtype, spec.d // spec.parts, K_MAJOR, MN_MAJOR)
+        held = RMEM if spec.held else SMEM
+        self.grad_k = Product(dtype, spec.d // spec.parts, K_MAJOR, MN_MAJOR, held)
         self.grad_q = Product(dtype, spec.grad_q_columns, MN_MAJOR, MN_MAJOR)
 
     def weights(self) -> cute.Tensor | None:
         """P as operand of dV, if that is in registers."""
-        if self.spec.parts > 1:
+        return self._left(self.grad_v)
+
+    def held(self) -> cute.Tensor | None:
+        """dS as operand of dK likewise."""
+        return self._left(self.grad_k)
+
+    def _left(self, product: Product) -> cute.Tensor | None:
+        if product.source == SMEM:
             return None
-        product = self.grad_v.product()
-        return product.make_fragment_A(product.partition_shape_A((ROWS, self.spec.queries)))
+        of = product.product()
+        return of.make_fragment_A(of.partition_shape_A((ROWS, self.spec.queries)))
 
 
 class Operands(Fixed):
@@ -102,7 +110,9 @@ class Operands(Fixed):
         self._q, self._out = (scores.of_b(x, part) for x in (q, out))
         self._p = None if p is None else products.grad_v.of_a(p[(None, None, 0, None)])
         self._out_summed = products.grad_v.of_b(transposed(out), part)
-        self._grad_s = products.grad_k.of_a(grad_s[(None, None, tile, None)])
+        self._grad_s = None
+        if not spec.held:
+            self._grad_s = products.grad_k.of_a(grad_s[(None, None, tile, None)])
         self._q_summed = products.grad_k.of_b(transposed(q), part)
         rows = _piece(transposed(grad_s), (ROWS, ROWS), t if spec.by_rows else 0)
         self._rows = _over_tiles(grad_q.of_a(rows))
@@ -120,8 +130,10 @@ class Operands(Fixed):
         p = None if self._p is None else self._p[(None, None, None, p_stage)]
         return p, self._out_summed[(None, None, None, stage)]
 
-    def add_k(self, stage: Any, q_stage: Any) -> tuple[cute.Tensor, cute.Tensor]:
-        return self._grad_s[(None, None, None, stage)], self._q_summed[(None, None, None, q_stage)]
+    def add_k(self, stage: Any, q_stage: Any) -> tuple[cute.Tensor | None, cute.Tensor]:
+        """dS only if that is not held in registers."""
+        grad_s = None if self._grad_s is None else self._grad_s[(None, None, None, stage)]
+        return grad_s, self._q_summed[(None, None, None, q_stage)]
 
     def grad_q(self, stage: Any, part: int) -> tuple[cute.Tensor, cute.Tensor]:
         return self._rows[(None, None, None, stage)], self._columns[part]

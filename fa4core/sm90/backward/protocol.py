@@ -9,17 +9,20 @@ from fa4core.forward import protocol
 from fa4core.forward.protocol import Role
 from fa4core.pipeline.check import check
 from fa4core.pipeline.record import Program
-from fa4core.sm90.backward.consumer import consumer
+from fa4core.sm90.backward import ahead, consumer
 from fa4core.sm90.backward.load import LoadWork, load
 from fa4core.sm90.backward.reduce import ReduceWork, reduce
 from fa4core.sm90.backward.spec import Spec
 from fa4core.sm90.backward.warpgroup import ConsumerWork
 
-ROLES: dict[str, tuple[Role, type]] = {
-    "consumer": (consumer, ConsumerWork),
-    "load": (load, LoadWork),
-    "reduce": (reduce, ReduceWork),
-}
+
+def roles_of(spec: Spec) -> dict[str, tuple[Role, type]]:
+    """By name: the role's code, and what it does."""
+    return {
+        "consumer": (ahead.consumer if spec.held else consumer.consumer, ConsumerWork),
+        "load": (load, LoadWork),
+        "reduce": (reduce, ReduceWork),
+    }
 
 
 def programs(
@@ -42,7 +45,7 @@ def programs(
         "late": spec.late,
     }
     declared = {role.name for role in spec.pipeline.roles}
-    roles = {name: role for name, role in ROLES.items() if name in declared}
+    roles = {name: role for name, role in roles_of(spec).items() if name in declared}
     return protocol.programs(roles, spec, blocks, known, change, Plan)
 
 

@@ -47,6 +47,11 @@ class Spec(BackwardSpec):
                 f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
                 "tile of its own, are possible"
             )
+        if self.held and (self.parts > 1 or self.shape.passes > 1 or self.differentiates):
+            raise ValueError(
+                f"{self.shape}: dS can be held in registers where each warpgroup has a key tile of "
+                "its own, dQ goes in one pass and no score mod has a derivative"
+            )
 
     @property
     def tiles(self) -> int:
@@ -97,12 +102,23 @@ class Spec(BackwardSpec):
     @property
     def late(self) -> bool:
         """Whether a part of dV is begun behind dS only, where P still is."""
-        return self.shape.early < self.queries and not self.differentiates
+        return self.shape.early < self.queries and not self.differentiates and not self.held
 
     @property
     def ahead(self) -> bool:
         """Whether there are registers for LSE and delta before they are needed."""
-        return self.queries // self.parts <= ROWS and not self.differentiates
+        few = self.queries // self.parts <= ROWS
+        return few and not self.differentiates and not self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether dS, rounded, stays in registers for dK, and not only in shared memory for dQ."""
+        return self.shape.held
+
+    @property
+    def roomy(self) -> bool:
+        """Whether there are registers for dP while dS of the query tile before is still read."""
+        return self.queries <= ROWS
 
     def steps(self, part: int) -> range:
         """Of the sum over queries that dV is, 16 a step: those begun before dS, and behind it."""
@@ -239,6 +255,7 @@ class Spec(BackwardSpec):
                 Region(f"weights{part}", ROWS * 16 * len(self.steps(part)) // 2, stages=groups)
                 for part in (range(1 + self.late) if parts == 1 else ())
             ),
+            *((Region("held", ROWS * self.queries // 2, stages=groups),) if self.held else ()),
         )
 
 

@@ -36,6 +36,7 @@ class Shape:
         early: For how many of the queries dV is begun before dS is computed, when P is needed both
             rounded and not. With too few registers for that, ptxas makes products synchronous.
         direct: Whether consumers themselves add dQ to global memory, unless the order is fixed.
+        held: Whether dK takes dS from registers: less is read from shared memory.
         consumer, producer: Registers of a thread.
     """
 
@@ -47,6 +48,7 @@ class Shape:
     passes: int = 1
     early: int = 64
     direct: bool = True
+    held: bool = False
     consumer: int = 240
     producer: int = 24
 
@@ -57,7 +59,7 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
     (64, Shape(64, stages=3), Shape(128, stages=3, early=32, direct=False)),
-    (128, Shape(64, stages=3), Shape(64, stages=3)),
+    (128, Shape(64, stages=3), Shape(64, stages=3, direct=False)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),
 )

@@ -40,6 +40,7 @@ class ConsumerWork(Fixed):
         operands: Fragments in shared memory.
         s, dp, sums_k, sums_v, sums_q: Accumulators in registers; s and dp become P and dS.
         weights: P as operand of the next product, if that is in registers.
+        held: dS likewise.
         of_queries: LSE or delta of the thread's queries.
         shared: The warpgroup's other tiles in shared memory.
         group: The warpgroup's number.
@@ -67,7 +68,7 @@ class ConsumerWork(Fixed):
         self.s, self.dp = products.scores.sums(), products.scores.sums()
         self.sums_k, self.sums_v = products.grad_k.sums(), products.grad_v.sums()
         self.sums_q = products.grad_q.sums()
-        self.weights = products.weights()
+        self.weights, self.held = products.weights(), products.held()
         self.of_queries = cute.make_rmem_tensor(
             (2, spec.queries // spec.parts // 8), cutlass.Float32
         )
@@ -80,11 +81,13 @@ class ConsumerWork(Fixed):
     @touches(lambda t, stage: (reads("k"), reads("q", stage), writes("s", t)), unit="wgmma")
     def scores(self, t: Any, stage: Any) -> None:
         """S^T = K Q^T, begun."""
+        self.s = self._fresh(self.products.scores, self.s)
         self.products.scores.begin(self.s, *self.operands.scores(stage), add=False)
 
     @touches(lambda t, stage: (reads("v"), reads("grad_out", stage), writes("dp", t)), unit="wgmma")
     def grad_weights(self, t: Any, stage: Any) -> None:
         """dP^T = V dO^T, begun."""
+        self.dp = self._fresh(self.products.scores, self.dp)
         self.products.scores.begin(self.dp, *self.operands.grad_weights(stage), add=False)
 
     @touches(
@@ -102,16 +105,17 @@ class ConsumerWork(Fixed):
         self.products.grad_v.begin(self.sums_v, p, out, True, self.spec.steps(part))
 
     @touches(
-        lambda t, stage, q_stage: (
-            reads("grad_s", stage),
+        lambda t, stage, q_stage, held: (
+            reads("held", t) if held else reads("grad_s", stage),
             reads("q", q_stage),
             writes("sums_k", t),
         ),
         unit="wgmma",
     )
-    def add_k(self, t: Any, stage: Any, q_stage: Any) -> None:
+    def add_k(self, t: Any, stage: Any, q_stage: Any, held: bool) -> None:
         """dK += dS^T Q, begun."""
-        self.products.grad_k.begin(self.sums_k, *self.operands.add_k(stage, q_stage), add=True)
+        grad_s, q = self.operands.add_k(stage, q_stage)
+        self.products.grad_k.begin(self.sums_k, self.held if held else grad_s, q, add=True)
 
     @touches(
         lambda t, stage, part: (reads("grad_s", stage), reads("k"), writes("sums_q", t)),
@@ -119,12 +123,21 @@ class ConsumerWork(Fixed):
     )
     def grad_q(self, t: Any, stage: Any, part: int) -> None:
         """The warpgroup's part of dQ = dS K, begun."""
+        self.sums_q = self._fresh(self.products.grad_q, self.sums_q)
         self.products.grad_q.begin(self.sums_q, *self.operands.grad_q(stage, part), add=False)
+
+    def _fresh(self, product: Product, sums: cute.Tensor) -> cute.Tensor:
+        return product.sums() if self.spec.held else sums
 
     @drains("wgmma")
     def settle(self, left: int) -> None:
         """Wait until at most `left` of the products begun are unfinished."""
         warpgroup.wait_group(left)
+
+    def make_room(self) -> None:
+        """Wait for what still reads dS, if dP needs its registers: the protocol does not ask it."""
+        if not self.spec.roomy:
+            self.settle(1)
 
     @touches(lambda t, item, run, j, kind: (reads("s", t), writes("s", t)))
     def modify(self, t: Any, item: Any, run: Any, j: Any, kind: Any) -> None:
@@ -209,11 +222,19 @@ class ConsumerWork(Fixed):
         first = (j * spec.parts + spec.part_of(t)) * (spec.queries // spec.parts)
         return item.h + run.head, key, first + first_column(thread)
 
-    @touches(lambda t, stage: (reads("dp", t), writes(f"grad_s{t}", stage)))
-    def share(self, t: Any, stage: Any) -> None:
-        """dS, rounded, into shared memory."""
+    @touches(
+        lambda t, stage, held: (
+            reads("dp", t),
+            writes(f"grad_s{t}", stage),
+            *((writes("held", t),) if held else ()),
+        )
+    )
+    def share(self, t: Any, stage: Any, held: bool) -> None:
+        """dS, rounded, into shared memory, and into registers where dK takes it from there."""
         product = self.products.scores.product()
-        put(self.dp, product, moved(self.thread), self.shared.grad_s(t, stage))
+        rounded = put(self.dp, product, moved(self.thread), self.shared.grad_s(t, stage))
+        if held:
+            copy_words(rounded, self.held, moved)
 
     @touches(
         lambda t, item, head, j, part, staged: (

@@ -47,7 +47,7 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
     index = source.first()
     while index < plan.count:
         item = plan.item(index)
-        rows = work.start()
+        rows, loaded = work.start(t, item), work.load_row(t, item)
         work.clear(t)
         if (item.blocks > 0) | in_q:
             q.take(t)
@@ -59,12 +59,14 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             work.settle(0)
             k_free.arrive(stage=k_stage)
             begin = plan.run(item.first_run)
+            bias = work.bias(t, item, begin.first, loaded)
             if plan.kind(begin, t) == FULL:
-                work.modify(t, item, begin.first, False)
+                work.modify(t, item, begin.first, False, loaded)
             else:
-                work.modify(t, item, begin.first, True)
+                work.modify(t, item, begin.first, True, loaded)
+            work.add_bias(t, bias)
             rows.raise_maximum(work.peaks(t))
-            rows.add(work.weigh(t, rows, True))
+            rows.add(work.weigh(t, rows, True, None))
             work.pass_on(t)
             done = 1
             for r in range(item.first_run, item.end_run):
@@ -78,16 +80,19 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
                     give.arrive(after)
                     work.settle(1)
                     k_free.arrive(stage=k_stage)
+                    bias = work.bias(t, item, j, loaded)
                     if plan.kind(run, t) == FULL:
-                        work.modify(t, item, j, False)
+                        work.modify(t, item, j, False, loaded)
                     else:
-                        work.modify(t, item, j, True)
-                    sums = work.weigh(t, rows, False)  # as if the maximum were still the one so far
-                    factors, grown = work.no_factors(), rows.outgrown(sums)
-                    rows.see(work.peaks(t))
+                        work.modify(t, item, j, True, loaded)
+                    # as if the maximum were still the one so far
+                    sums = work.weigh(t, rows, False, bias)
+                    factors, grown = work.no_factors(), rows.outgrown(sums, bias)
+                    rows.see(work.peaks(t), bias)
                     if grown:
+                        work.add_bias(t, bias)
                         factors = rows.raise_maximum(work.peaks(t))
-                        sums = work.weigh(t, rows, True)
+                        sums = work.weigh(t, rows, True, None)
                     rows.add(sums)
                     work.settle(0)
                     v_free.arrive(stage=v_stage)
@@ -136,11 +141,23 @@ class ConsumerWork(Fixed):
         self.s, self.p, self.o = s, p, o
         self.next = cute.make_rmem_tensor(p.layout, p.element_type)
         self.mods, self.scale, self.epilogue = mods, scale, epilogue
+        mods.keep_factor()
         self.thread, self.staged = epilogue.thread, not spec.split
 
-    def start(self) -> Rows:
-        factor = self.scale * LOG2E if self.mods.plain else cutlass.Float32(LOG2E)
-        return Rows(self.spec, factor)
+    def start(self, t: Any, item: Any) -> Rows:
+        rows = self._rows(t, item)
+        factors = [self.mods.factor_of(item, row, self.scale) * LOG2E for row in rows]
+        return Rows(self.spec, (factors[0], factors[-1]))
+
+    def load_row(self, t: Any, item: Any) -> tuple:
+        """What the score mod needs, of each of the thread's rows."""
+        loaded = [self.mods.load(item, row, self.scale) for row in self._rows(t, item)]
+        return loaded[0], loaded[-1]
+
+    def _rows(self, t: Any, item: Any) -> tuple:
+        """The thread's rows, or one of them if mods can't tell the two apart but by the mask."""
+        halves = HALVES if self.mods.by_query or self.spec.packed > 1 else HALVES[:1]
+        return tuple(row_at(self.spec, item, t, row_of(self.thread) + 8 * half) for half in halves)
 
     @touches(lambda t: (writes("o", t),))
     def clear(self, t: Any) -> None:
@@ -173,8 +190,8 @@ class ConsumerWork(Fixed):
         """Wait until at most `left` of the products begun are unfinished."""
         warpgroup.wait_group(left)
 
-    @touches(lambda t, item, j, partial: (reads("s", t), writes("s", t)))
-    def modify(self, t: Any, item: Any, j: Any, partial: bool) -> None:
+    @touches(lambda t, item, j, partial, loaded: (reads("s", t), writes("s", t)))
+    def modify(self, t: Any, item: Any, j: Any, partial: bool, loaded: tuple) -> None:
         """Apply the score mod, and on partial tiles the mask, to S."""
         if self.mods.nothing_to_do(partial):
             return
@@ -182,7 +199,27 @@ class ConsumerWork(Fixed):
         for half in HALVES:
             scores = half_of(self.s, half)
             row = row_at(self.spec, item, t, row_of(self.thread) + 8 * half)
-            self.mods.apply(scores, item, row, first, partial, self.scale, column)
+            mods, of_row = self.mods, loaded[half]
+            mods.apply(scores, item, row, first, partial, self.scale, column, of_row)
+
+    def bias(self, t: Any, item: Any, j: Any, loaded: tuple) -> tuple | None:
+        """What `modify` leaves to be added to each row, and its growth by the key; or None."""
+        if not self.mods.late:
+            return None
+        first = key_tile(j) * self.spec.block + first_column(self.thread)
+        rows = [row_at(self.spec, item, t, row_of(self.thread) + 8 * half) for half in HALVES]
+        pairs = zip(rows, loaded, strict=True)
+        return tuple(self.mods.bias(item, row, first, self.scale, of) for row, of in pairs)
+
+    @touches(lambda t, bias: (reads("s", t), writes("s", t)))
+    def add_bias(self, t: Any, bias: tuple | None) -> None:
+        """Add what was left."""
+        if bias is None:
+            return
+        for half in HALVES:
+            scores = half_of(self.s, half)
+            for i in range(cute.size(scores)):
+                scores[i] = scores[i] + bias[half][0]
 
     def no_factors(self) -> tuple:
         return cutlass.Float32(1.0), cutlass.Float32(1.0)
@@ -192,14 +229,14 @@ class ConsumerWork(Fixed):
         """Maximum of each of the thread's rows."""
         return tuple(_maximum(half_of(self.s, half)) for half in HALVES)
 
-    @touches(lambda t, rows, exact: (reads("s", t), writes("next", t)))
-    def weigh(self, t: Any, rows: Rows, exact: bool) -> tuple:
+    @touches(lambda t, rows, exact, bias: (reads("s", t), writes("next", t)))
+    def weigh(self, t: Any, rows: Rows, exact: bool, bias: tuple | None) -> tuple:
         """S -> the next P, rounded to the operand's type; gives the sums of the thread's rows.
 
         Kept as words: as halves, they would be put together behind the fence of the product.
         """
         weights = cute.make_rmem_tensor(self.s.layout, cutlass.Float32)
-        sums = exp2_block(self.spec, self.s, weights, rows, exact)
+        sums = exp2_block(self.spec, self.s, weights, rows, exact, bias)
         rounded = cute.make_rmem_tensor(self.s.layout, self.p.element_type)
         rounded.store(weights.load().to(self.p.element_type))
         copy_words(rounded, self.next)

@@ -44,10 +44,6 @@ class Epilogue(Fixed):
         self.shared, self.out, self.batches = shared, out, batches
         self.lse, self.row_max, self.mods, self.scale = lse, row_max, mods, scale
 
-    def natural(self, score: Any) -> Any:
-        """A score in natural units."""
-        return score * self.scale if self.mods.plain else score
-
     def wait(self) -> None:
         """Until the rows stored before have been read from shared memory."""
         stored(self.thread)
@@ -97,8 +93,9 @@ class Epilogue(Fixed):
 
     def _statistics(self, item: Any, row: Any, rows: Rows, half: int) -> tuple[Any, Any, Any]:
         """The factor that normalises the row, its LSE and its maximum, natural units."""
-        applied = self.natural(rows.applied[half])
-        highest = self.natural(over_quad(rows.highest[half], maximum))
+        natural = self.mods.factor_of(item, row, self.scale)
+        applied = rows.applied[half] * natural
+        highest = over_quad(rows.highest[half], maximum) * natural
         whole = over_quad(rows.total[half], lambda a, b: a + b)
         number = highest <= math.inf  # the weight of a NaN may be finite, see `polynomial_exp2`
         whole = select(number, whole, highest, "float")

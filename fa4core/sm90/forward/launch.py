@@ -19,7 +19,7 @@ from fa4core.plan.tiles import TileMap
 from fa4core.prepared import Skeleton
 from fa4core.reference.tiled import Call
 from fa4core.sm90.forward.spec import ROWS, Spec
-from fa4core.sm90.forward.tuning import FEW, MANY, Shape, fitting, shapes_of
+from fa4core.sm90.forward.tuning import FEW, LONG, MANY, Shape, fitting, shapes_of
 from primitives.expr import algebra
 from primitives.schedule import Schedule
 
@@ -35,7 +35,8 @@ def _shape(call: Call) -> Shape:
     shapes = shapes_of(problem.head_dim, problem.head_dim_v)
     shape = shapes.masked
     # what masked kernels have has the larger divisors in common with pages
-    if graph.mask.is_const and problem.page_size is None:
+    long = max(problem.seqlens_k, default=0) >= LONG
+    if graph.mask.is_const and problem.page_size is None and long:
         shape = shapes.everything
     elif shapes.narrow is not None and _is_narrow(call):
         shape = shapes.narrow

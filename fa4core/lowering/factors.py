@@ -1,0 +1,186 @@
+"""Score mods with as few multiplications as they need.
+
+A score mod is written as `factor * rest`, where the factor is the same for a whole row and goes,
+like the scale of unmodified scores, into the multiply-add that every exponent has anyhow. Inside
+the rest, products by such numbers are merged: softcap's scale / cap is one number. Merging reorders
+products, so a result may differ by a few roundings of float32, and products of factors may overflow
+where the mod's own order doesn't. It knows the graph only; kernels' mods use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from functools import cached_property
+
+import attrs
+import numpy as np
+
+from fa4core.lowering.affine import change, change_of, even
+from fa4core.lowering.range_rules import apply
+from fa4core.lowering.ranges import Range, constant, size, unknown
+from fa4core.lowering.words import per_element
+from primitives.expr import Node, algebra, walk
+from primitives.expr.rebuild import rebuild, substitute
+
+SCORE, SCALE = algebra.var("score"), algebra.var("scale")
+ONE = algebra.const(1.0)
+
+#: f(-x) = -f(x): a factor in front of them can give its sign to one inside.
+_ODD = frozenset({"tanh", "sin", "tan", "asin", "atan", "sinh", "erf"})
+
+
+@attrs.frozen(slots=False)
+class Factored:
+    """`factor * rest`; in both, `score` stands for q . k before it is scaled, and `scale` for its
+    factor.
+
+    Attributes:
+        factor: Positive, and the same for a row.
+        rest: What is left for each element.
+    """
+
+    factor: Node
+    rest: Node
+
+    @property
+    def whole(self) -> Node:
+        return product(self.factor, self.rest)
+
+    @cached_property
+    def bound(self) -> float:
+        """The largest magnitude of the rest, or infinity: known of tanh, sigmoid, clamped scores.
+
+        With a share for functions that kernels compute approximately.
+        """
+        return magnitude(self.rest) * (1 + 2.0**-10)
+
+    @property
+    def even(self) -> Node | None:
+        """What the rest adds to the raw score, if it changes evenly from key to key (`affine`)."""
+        bias = _added_to(SCORE, self.rest)
+        return bias if bias is not None and change(bias) is not None else None
+
+
+def magnitude(root: Node) -> float:
+    """The largest magnitude of a float, whatever variables and captured tensors hold; it may also
+    be NaN. Infinite if there is none."""
+    known: dict[Node, Range] = {}
+    with np.errstate(all="ignore"):
+        for node in walk(root):
+            if node.op == "const":
+                found = constant(node.attr)
+            elif node.op in ("var", "gather"):
+                found = unknown(node.kind, ())
+            else:
+                found = apply(node.op, node.kind, node.attr, [known[a] for a in node.args])
+            if node.kind == "float":  # bounds that are NaN: anything
+                found = Range(
+                    *(
+                        np.nan_to_num(x, nan=y, posinf=np.inf, neginf=-np.inf)
+                        for x, y in ((found.lo, -np.inf), (found.hi, np.inf))
+                    )
+                )
+            known[node] = found
+    return float(np.max(size(known[root])))
+
+
+def factored(score: Node, least: float, positive: bool = True) -> Factored:
+    """A score mod, over `score`, in that form.
+
+    Args:
+        score: The mod.
+        least: Of factors: others would not let -inf survive.
+        positive: Whether the scale is at least that.
+    """
+    (score,) = substitute([score], {SCORE: algebra.mul(SCALE, SCORE)})
+    factor, rest = _split(score)
+    if positive and factor is ONE:
+        bias = _added_to(algebra.mul(SCALE, SCORE), rest)
+        if bias is not None and change(bias) is not None:
+            return Factored(SCALE, algebra.add(SCORE, product(algebra.div(1.0, SCALE), bias)))
+    if factor is SCALE and positive:
+        return Factored(factor, rest)
+    if not _positive(factor, positive):
+        if rest.op not in _ODD:
+            return Factored(ONE, product(factor, rest))
+        inner = product(algebra.unary("sign", factor), rest.args[0])
+        factor, rest = algebra.absolute(factor), algebra.unary(rest.op, inner)
+    if factor.is_const:
+        sane = least <= factor.attr < math.inf
+        return Factored(factor, rest) if sane else Factored(ONE, product(factor, rest))
+    return Factored(algebra.extremum("max", factor, least), rest)
+
+
+def needed_once(rest: Node) -> list[Node]:
+    """The floats that elements need, and that are the same for a whole row."""
+    uniform = [a for n in walk(rest) if per_element(n) for a in n.args if not per_element(a)]
+    uniform += [change_of(bias) for bias in even(rest)]
+    return [n for n in dict.fromkeys(uniform) if n.kind == "float" and n.args]
+
+
+def product(factor: Node, rest: Node) -> Node:
+    """`factor * rest`, with the factor merged into what the rest's terms are multiplied by."""
+    if factor is ONE:
+        return rest
+    if rest.op in ("add", "sub") and per_element(rest):
+        return rebuild(rest, tuple(product(factor, term) for term in rest.args))
+    inner, rest = _split(rest)
+    return algebra.mul(_times(factor, inner), rest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _split(node: Node) -> tuple[Node, Node]:
+    """The product of a node's uniform factors, and what they multiply."""
+    if node.kind != "float" or node.op == "var" or not per_element(node):
+        return ONE, node
+    if node.op == "mul":
+        (left, a), (right, b) = (_split(x) if per_element(x) else (x, ONE) for x in node.args)
+        return _times(left, right), algebra.mul(a, b)
+    if node.op == "div" and not per_element(node.args[1]):
+        factor, rest = _split(node.args[0])
+        return algebra.div(factor, node.args[1]), rest
+    if node.op in ("neg", "abs"):
+        factor, rest = _split(node.args[0])
+        return rebuild(node, (factor,)), rest if node.op == "neg" else rebuild(node, (rest,))
+    return ONE, rebuild(node, tuple(_whole(arg) for arg in node.args))
+
+
+def _whole(node: Node) -> Node:
+    return product(*_split(node))
+
+
+def _times(a: Node, b: Node) -> Node:
+    """A product, its division last: 1 / x may be too coarse, or infinite."""
+    if b.op == "div":
+        a, b = b, a
+    if a.op == "div" and a is not b:
+        return algebra.div(_times(a.args[0], b), a.args[1])
+    return algebra.mul(a, b)
+
+
+def _positive(factor: Node, scale: bool) -> bool:
+    """Whether a uniform number can be told not to be negative."""
+    if factor.is_const:
+        return factor.attr > 0
+    if factor.op in ("mul", "div"):
+        return all(_positive(arg, scale) for arg in factor.args)
+    return (factor is SCALE and scale) or factor.op in ("abs", "exp", "exp2", "sigmoid")
+
+
+def _added_to(what: Node, total: Node) -> Node | None:
+    """The other term of a sum, if it differs from key to key and has no score in it.
+
+    One that is the same for all keys may be so large, to say that a row has no key, that dividing
+    it by the scale would make it infinite.
+    """
+    if total.op not in ("add", "sub") or what not in total.args:
+        return None
+    a, b = total.args
+    if total.op == "sub":
+        b = algebra.mul(-1.0, b) if a is what else a
+    elif b is what:
+        b = a
+    if (total.op == "sub" and a is not what) or "score" in b.free or not per_element(b):
+        return None
+    return b
