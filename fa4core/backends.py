@@ -28,6 +28,7 @@ Backend = Literal["auto", "sm100", "sm90", "reference", "emulator"]
 #: The largest rescale threshold, log2 domain: P may grow to 2^threshold and must stay finite.
 _MAX_THRESHOLD = {torch.float16: 15.0}
 _MAX_THRESHOLD_ELSE = 64.0
+_NO_COMPILER = "CuTe DSL, which compiles kernels, is not installed: pip install nvidia-cutlass-dsl"
 
 
 @attrs.frozen
@@ -40,7 +41,6 @@ class _Kernels:
         targets: What it is compiled for.
         refusal: Why it can't run a program on a problem, or None.
         backward_refusal: Why it has no backward pass for what it can run, or None.
-        automatic: Whether "auto" takes it.
     """
 
     title: str
@@ -48,7 +48,6 @@ class _Kernels:
     targets: tuple[str, ...]
     refusal: Callable[[Program, Problem], str | None]
     backward_refusal: Callable[[Program, Problem], str | None]
-    automatic: bool = True
 
 
 KERNELS = {
@@ -65,7 +64,6 @@ KERNELS = {
         ("sm90",),
         sm90.refusal,
         sm90.backward_refusal,
-        automatic=False,  # until the whole of tests/sm90 has passed on a GPU
     ),
 }
 
@@ -127,10 +125,7 @@ def choose(
     if backend == "auto":
         return _automatic(device, program, problem)
     if backend != "reference" and not _has_compiler():
-        raise NotImplementedError(
-            f"backend={backend!r} compiles kernels with CuTe DSL, which is not installed: "
-            "pip install nvidia-cutlass-dsl"
-        )
+        raise NotImplementedError(f"backend={backend!r}: {_NO_COMPILER}")
     if backend in KERNELS and (reason := _no_gpu(backend, device)):
         raise NotImplementedError(
             f"backend={backend!r}: {reason}; use backend='emulator', which runs kernels on a CPU, "
@@ -150,14 +145,10 @@ def _automatic(
     if device.type == "cpu":
         return "reference", "the tensors are on the CPU"
     backend = backend_of(device)
-    if backend is None or not _has_compiler():
-        why = f"the tensors are on {device}, and this version has no kernels for it yet"
-        if any(_no_gpu(name, device) is None for name in KERNELS):
-            why = (
-                f"the kernels for {device} have not passed all their tests on a GPU; to take them "
-                "nevertheless, name their backend"
-            )
-        return "reference", why
+    if backend is None:
+        return "reference", f"the tensors are on {device}, and this version has no kernels for it"
+    if not _has_compiler():
+        return "reference", _NO_COMPILER
     kernels = KERNELS[backend]
     reason = kernels.refusal(program, problem) if program and problem else None
     if reason is not None:
@@ -211,8 +202,7 @@ def target_of(device: torch.device) -> str | None:
 
 def backend_of(device: torch.device) -> str | None:
     """The backend that "auto" takes for tensors on a device, or None."""
-    names = (name for name, kernels in KERNELS.items() if kernels.automatic)
-    return next((name for name in names if _no_gpu(name, device) is None), None)
+    return next((name for name in KERNELS if _no_gpu(name, device) is None), None)
 
 
 def family_of(chosen: str) -> str:

@@ -1,10 +1,11 @@
-"""Settings of the whole suite: one torch thread, Hypothesis profiles.
+"""Settings of the whole suite: one torch thread, rare garbage collection, Hypothesis profiles.
 
 `HYPOTHESIS_PROFILE=sweep pytest -m sweep` runs the long version of everything.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -24,3 +25,11 @@ settings.register_profile(
     "sweep", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=_QUIET
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_finish() -> None:
+    """Compiling a kernel makes many small objects; to look for garbage among all those of torch and
+    of the suite each time costs a seventh of it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)

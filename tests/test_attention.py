@@ -96,6 +96,20 @@ def test_on_a_gpu_auto_says_what_it_chose_and_why():
         announce(chosen, why)
 
 
+@pytest.mark.parametrize("capability, backend", [((9, 0), "sm90"), ((10, 0), "sm100")], ids=str)
+def test_on_a_gpu_with_kernels_auto_takes_them(monkeypatch, capability, backend):
+    from fa4core import backends
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(backends, "_has_compiler", lambda: True)
+    assert backends.choose("auto", torch.device("cuda", 0))[0] == backend
+    monkeypatch.setattr(backends, "_has_compiler", lambda: False)
+    chosen, why = backends.choose("auto", torch.device("cuda", 0))
+    assert chosen == "reference" and "pip install nvidia-cutlass-dsl" in why
+
+
 def test_what_a_variant_cannot_do_supports_says():
     problem = Problem.from_tensors(Q, K, V)
     answer = supports(Variant(sink=sink.learned(drawn(3))), problem)

@@ -59,7 +59,7 @@ def expect(found: list[torch.Tensor], mod: Variant, leaves: list[torch.Tensor]) 
         torch.testing.assert_close(one.float(), other.float(), atol=0.03, rtol=0.03)
 
 
-@targets
+@first
 def test_gradients_are_those_of_the_reference(target: str, prepared) -> None:
     mod, learned = variant()
     leaves = qkv() + learned

@@ -19,7 +19,7 @@ from primitives import sequence
 LENGTHS = (140, 3, 0, 20), (300, 1, 130, 0)
 
 
-@on_both("page_size", [8, 16, 48, 128, 256, 384], sm100=[8, 48, 256], sm90=[8])
+@on_both("page_size", [8, 16, 48, 128, 256, 384], sm100=[8, 256], sm90=[8])
 def test_pages_of_any_size(target: str, page_size: int) -> None:
     """Smaller than a block, not a divisor of it, one or several blocks long."""
     layout = LayoutSpec("paged", page_size=page_size)

@@ -35,7 +35,7 @@ def blocks(block_q: int, block_k: int, lists: str, per: str = "1, 2") -> str:
 
 @pytest.mark.parametrize(
     "lists, block_q, block_k",
-    one_of(4, [(n, *b) for n in LISTS for b in ((128, 128), (64, 96), (256, 64))]),
+    one_of(8, [(n, *b) for n in LISTS for b in ((128, 128), (64, 96), (256, 64))]),
 )
 def test_full_and_partial_lists_of_any_block_size(lists: str, block_q: int, block_k: int) -> None:
     """The last blocks reach past the sequences, and some sequences end inside the map."""

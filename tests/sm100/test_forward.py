@@ -53,7 +53,7 @@ def test_one_query_tile() -> None:
     execute("Variant()", Shape((5,), (0,), 1, 1, 64, 64))
 
 
-@pytest.mark.parametrize("name", one_of(2, SHAPES))
+@pytest.mark.parametrize("name", one_of(3, SHAPES))
 def test_masks_compose_with_mods_and_sinks(name: str) -> None:
     """Run-time windows, per-head tables, a bias and a sink in one kernel."""
     shape, layout = SHAPES[name]

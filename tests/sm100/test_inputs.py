@@ -13,7 +13,7 @@ from fa4core import Variant, attention
 from fa4core.compile import cache
 from fa4core.testing import LayoutSpec, Shape
 
-SHAPE = Shape((150,), (200,), 4, 2, 64, 40)
+SHAPE = Shape((150,), (200,), 4, 2, 64, 64)
 
 
 @pytest.mark.parametrize("strides", ["expanded", "misaligned", "heads_first", "sliced"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from sampled import one_of
@@ -22,8 +24,13 @@ from fa4core.report.cli import Subject
 from fa4core.report.kernel import Kernel
 from primitives import mask, schedule, score
 
+CAUSAL = mask.causal()
+PLAIN = Variant(mask=CAUSAL)
+SOFTCAP = Variant(mask=CAUSAL, score=score.softcap(20.0))
 
-def kernel(variant: Variant, d: int = 128) -> Kernel:
+
+@functools.cache
+def kernel(variant: Variant, d: int) -> Kernel:
     problem = Problem(1, 2, 2, d, d, (1024,), (1024,), dtype=torch.bfloat16)
     subject = Subject.of(variant, problem, "sm100")
     return subject.examine("ours", subject.compile(), smem_bytes=subject.spec.smem_bytes)
@@ -31,7 +38,7 @@ def kernel(variant: Variant, d: int = 128) -> Kernel:
 
 @pytest.fixture(scope="module")
 def causal() -> Kernel:
-    return kernel(Variant(mask=mask.causal()))
+    return kernel(PLAIN, 128)
 
 
 def test_a_mask_of_intervals_costs_a_bit_test_and_a_select(causal: Kernel) -> None:
@@ -55,19 +62,17 @@ def test_a_row_uses_packed_arithmetic(causal: Kernel) -> None:
 
 def test_a_softcap_is_one_more_operation_of_the_unit_for_most_scores() -> None:
     """Half of the exponentials make room for it: they run on FMA units."""
-    full = kernel(Variant(score=score.softcap(20.0))).figures["softmax", "shortest"]
+    full = kernel(SOFTCAP, 128).figures["softmax", "shortest"]
     assert full.count("MUFU.TANH") == 128
     assert full.count("MUFU.EX2") <= 64 + 1
 
 
 def test_alibi_costs_a_packed_operation_for_two_scores() -> None:
     """On FULL tiles: no conversions, no arithmetic of its own for each score."""
-    full = kernel(Variant(mask=mask.causal(), score=score.alibi(2))).figures["softmax", "shortest"]
+    alibi = Variant(mask=CAUSAL, score=score.alibi(2))
+    full = kernel(alibi, 128).figures["softmax", "shortest"]
     assert full.count("I2F") <= 4
     assert full.count("FFMA2") <= 2 * 64 + 16 * 3
-
-
-CAUSAL = mask.causal()
 
 
 @pytest.mark.parametrize(
@@ -75,11 +80,11 @@ CAUSAL = mask.causal()
     one_of(
         2,
         [
-            (Variant(mask=CAUSAL), 128),
+            (PLAIN, 128),
             (Variant(), 128),
             (Variant(mask=CAUSAL), 256),
             (Variant(mask=CAUSAL), 64),
-            (Variant(mask=CAUSAL, score=score.softcap(20.0)), 128),
+            (SOFTCAP, 128),
             (Variant(mask=CAUSAL), 192),
             (Variant(mask=CAUSAL, schedule=schedule.Schedule(ctas=2)), 128),
             (Variant(mask=mask.sliding_window(256)), 128),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from sampled import one_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
 
@@ -38,11 +39,14 @@ def test_one_stage_serves_both_tiles() -> None:
 
 @pytest.mark.parametrize(
     "chosen",
-    [
-        "coordinates='split_kv', num_splits=3, source='dynamic'",
-        "coordinates='split_kv', num_splits=2, ctas=2",
-        "coordinates='packed_gqa', source='dynamic', order='shortest_first'",
-    ],
+    one_of(
+        2,
+        [
+            "coordinates='split_kv', num_splits=3, source='dynamic'",
+            "coordinates='split_kv', num_splits=2, ctas=2",
+            "coordinates='packed_gqa', source='dynamic', order='shortest_first'",
+        ],
+    ),
 )
 def test_coordinate_maps_go_with_work_sources_orders_and_pairs(chosen: str) -> None:
     variant = (

@@ -5,14 +5,16 @@ What every target's backward must get right is in `tests/backward`.
 
 from __future__ import annotations
 
+import itertools
 import math
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from sampled import one_of
 
 pytest.importorskip("cutlass", reason="CuTe DSL is not installed")
+
+import emulated_backward
 
 from fa4core import Variant
 from fa4core.backward.launch import launches
@@ -26,10 +28,6 @@ from fa4core.sm90.backward.launch import BACKWARD, shaped
 from fa4core.sm90.backward.tuning import Shape as Cut
 from fa4core.testing import Shape
 from primitives import mask, score
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "backward"))
-
-import emulated_backward
 
 CUTS = (
     Cut(64, groups=1),
@@ -65,8 +63,7 @@ def test_shapes_that_cannot_be_are_refused(cut: Cut) -> None:
         _kernel(Variant(), 64, shaped(cut))
 
 
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("name", ["causal", "softcap"])
+@pytest.mark.parametrize("name, d", one_of(3, itertools.product(("causal", "softcap"), (64, 128))))
 def test_nothing_spills_and_products_are_asynchronous(name: str, d: int) -> None:
     """With too few registers ptxas waits for each product by itself; there are 40 to 80."""
     variant = Variant(

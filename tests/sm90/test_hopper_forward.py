@@ -47,7 +47,7 @@ def test_head_dim_128() -> None:
     execute("Variant(mask=mask.causal())", Shape((200,), (70,), 1, 1, 128, 128))
 
 
-@pytest.mark.parametrize("dims", one_of(2, [(dims,) for dims in HEAD_DIMS]), ids=str)
+@pytest.mark.parametrize("dims", one_of(3, [(dims,) for dims in HEAD_DIMS]), ids=str)
 def test_head_dims(dims: tuple[int, int]) -> None:
     execute("Variant(mask=mask.causal())", Shape((150,), (200,), 2, 1, *dims), dtype="float16")
 
@@ -65,7 +65,7 @@ def test_few_queries() -> None:
     execute("Variant()", Shape((5,), (0,), 1, 1, 64, 64))
 
 
-@pytest.mark.parametrize("name", one_of(2, SHAPES))
+@pytest.mark.parametrize("name", one_of(3, SHAPES))
 def test_masks_compose_with_mods_and_sinks(name: str) -> None:
     """Run-time windows, per-head tables, a bias and a sink in one kernel."""
     shape, layout = SHAPES[name]
@@ -104,7 +104,7 @@ def test_scale_is_a_run_time_value_and_may_be_negative() -> None:
 @pytest.mark.parametrize(
     "cut",
     one_of(
-        2,
+        4,
         [
             Cut(2, 176),
             Cut(2, 80, stages=3),
