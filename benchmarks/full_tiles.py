@@ -101,7 +101,7 @@ def measure(head_dims: list[int]) -> None:
         sys.exit(
             f"{torch.cuda.get_device_name()} is no Hopper or Blackwell GPU; leave out --measure"
         )
-    borders = [DOCUMENT * n for n in range(DOCUMENTS + 1)]
+    borders = DOCUMENT * torch.arange(DOCUMENTS + 1, dtype=torch.int32, device="cuda")
     masked = Variant(mask=mask.document(offsets=borders))
     print("| head dim | documents, ms | sequences, ms | documents / sequences |")
     print("|---|---|---|---|")

@@ -18,7 +18,7 @@ from fa4core.backward.rule import Rule  # noqa: E402
 from fa4core.pipeline.check import ProtocolError  # noqa: E402
 from fa4core.sm90.backward.protocol import check_backward, roles_of  # noqa: E402
 from fa4core.sm90.backward.spec import Spec  # noqa: E402
-from fa4core.sm90.backward.tuning import SHAPES, UNMASKED, Shape  # noqa: E402
+from fa4core.sm90.backward.tuning import SHAPES, Shape  # noqa: E402
 from primitives import score  # noqa: E402
 
 PLAIN = Rule.of(Variant().program).dump()
@@ -34,8 +34,9 @@ SPECS = (
         for limit, _, shape in SHAPES[1:]
     ),
     *(Spec(PLAIN, "bfloat16", 128, 128, Shape(64, held=True, direct=way)) for way in (False, True)),
-    Spec(PLAIN, "bfloat16", 64, 64, Shape(128, held=True, direct=False)),
-    Spec(PLAIN, "bfloat16", 128, 128, UNMASKED[1]),
+    *(Spec(PLAIN, "bfloat16", 128, 128, Shape(64, stages=3, direct=way)) for way in (False, True)),
+    Spec(PLAIN, "bfloat16", 64, 64, Shape(128, stages=3, early=32, direct=False)),
+    Spec(PLAIN, "bfloat16", 128, 128, Shape(80, held=True, direct=False)),
 )
 THREE = Shape(64, 3, stages=3, passes=2, early=32, direct=False, consumer=160, producer=32)
 OTHERS = (

@@ -12,14 +12,12 @@ from fa4core.backward.rule import Rule
 from fa4core.reference.tiled import Call
 from fa4core.sm90.backward.spec import Spec
 from fa4core.sm90.backward.tuning import Shape, shape_of
-from primitives.expr import algebra
 
 
 def spec_of(call: Call, target: str, deterministic: bool) -> Spec:
     """What a call's main kernel is compiled for."""
     problem, rule = call.problem, Rule.of(call.program)
-    masked = rule.mask is not algebra.const(True)
-    shape = shape_of(problem.head_dim, problem.head_dim_v, not rule.is_identity, masked)
+    shape = shape_of(problem.head_dim, problem.head_dim_v, not rule.is_identity)
     return Spec(**common(call, target, deterministic), shape=shape)
 
 

@@ -17,10 +17,11 @@ In the present order of instructions:
 
 - dQ by the role instead of the threads: d=128 full 8k 555 (530), causal 8k 550 (529), window 1024
   416 (398); d=64 full 8k 498 (428).
-- dS held in registers for dK, with 80 queries, at d=128: modelled only (`python -m fa4core time`),
-  full 8k 604 (560 with 64 and dS read back), but a window of 1024 392 (422), so only where nothing
-  is masked. A query then costs 48 passes through shared memory instead of 52, which is what
-  profiles say the kernel waits for.
+- dS held in registers for dK, with 64 queries, at d=128: full 8k 598 (551), 1k 513 (491); causal 8k
+  586 (535), 1k 376 (363); window 1024 448 (422). With 80: 594, 500, 567, 351, 421. At d=64 with
+  128: full 8k 538 (475), window 1024 392 (363). A query then costs fewer passes through shared
+  memory, which is what profiles say the kernel waits for.
+- FlashAttention-4 beside the last ones: 622, 514, 589, 384, 464; d=64 542, 386.
 """
 
 from __future__ import annotations
@@ -65,22 +66,15 @@ _WIDE = Shape(64, shared=True, stages_out=1, passes=2)
 #: By the larger of the head dims, up to and including: with a score mod that has a derivative, for
 #: which scores have to be there once more while P is still read, and without.
 SHAPES: tuple[tuple[int, Shape, Shape], ...] = (
-    (64, Shape(64, stages=3), Shape(128, stages=3, early=32, direct=False)),
-    (128, Shape(64, stages=3), Shape(64, stages=3, direct=False)),
+    (64, Shape(64, stages=3), Shape(128, stages=3, direct=False, held=True)),
+    (128, Shape(64, stages=3), Shape(64, stages=3, direct=False, held=True)),
     (192, Shape(64, shared=True), Shape(64, shared=True)),
     (256, _WIDE, _WIDE),
 )
 
-#: Where nothing is masked and the score mod has no derivative: (least, largest) of the head dims.
-UNMASKED = ((113, 128), Shape(80, direct=False, held=True))
 
-
-def shape_of(
-    head_dim: int, head_dim_v: int, differentiates: bool = False, masked: bool = True
-) -> Shape:
+def shape_of(head_dim: int, head_dim_v: int, differentiates: bool = False) -> Shape:
     """The shape for head dims."""
-    d, ((least, largest), unmasked) = max(head_dim, head_dim_v), UNMASKED
-    if least <= d <= largest and not (masked or differentiates):
-        return unmasked
+    d = max(head_dim, head_dim_v)
     derived, plain = next((a, b) for limit, a, b in SHAPES if d <= limit)
     return derived if differentiates else plain
