@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import cutlass
 from cutlass import cute
@@ -33,25 +32,6 @@ def exponent(
     power = (factor.bitcast(cutlass.Int32) & _BITS).bitcast(cutlass.Float32)
     chosen = select(near(spec, shift), factor, power, "float")
     return chosen, base * chosen
-
-
-#: Exponents, log2 domain, that weights may have unshifted. P has bfloat16's range or float16's, and
-#: values of 2^-53 to 2^32 in magnitude, times a weight and summed over 2^22 keys, float32's.
-ROOM = {"bfloat16": 73.0, "float16": 14.0}
-
-
-def needs_no_maximum(spec: ForwardSpec, factor: Any, bound: float) -> Any:
-    """Whether weights of a row may be 2^(factor * score), not relative to any maximum.
-
-    Then no maximum has to be found, no weight depends on another block, nothing is rescaled, and
-    LSE is log2 of the sum. A kernel that gives row maxima still has to find those.
-
-    Args:
-        spec: Of the kernel.
-        factor: Of scores to the log2 domain, positive.
-        bound: The largest magnitude of a score that is not -inf (`Factored.bound`).
-    """
-    return factor * bound <= ROOM[spec.dtype]  # false for NaN
 
 
 def near(spec: ForwardSpec, shift: cutlass.Float32) -> cutlass.Boolean:

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
-from functools import cached_property
 
 import attrs
-import numpy as np
 
 from fa4core.lowering.affine import change, change_of, even
-from fa4core.lowering.range_rules import apply
-from fa4core.lowering.ranges import Range, constant, size, unknown
 from fa4core.lowering.words import per_element
 from primitives.expr import Node, algebra, walk
 from primitives.expr.rebuild import rebuild, substitute
@@ -47,42 +43,11 @@ class Factored:
     def whole(self) -> Node:
         return product(self.factor, self.rest)
 
-    @cached_property
-    def bound(self) -> float:
-        """The largest magnitude of the rest, or infinity: known of tanh, sigmoid, clamped scores.
-
-        With a share for functions that kernels compute approximately.
-        """
-        return magnitude(self.rest) * (1 + 2.0**-10)
-
     @property
     def even(self) -> Node | None:
         """What the rest adds to the raw score, if it changes evenly from key to key (`affine`)."""
         bias = _added_to(SCORE, self.rest)
         return bias if bias is not None and change(bias) is not None else None
-
-
-def magnitude(root: Node) -> float:
-    """The largest magnitude of a float, whatever variables and captured tensors hold; it may also
-    be NaN. Infinite if there is none."""
-    known: dict[Node, Range] = {}
-    with np.errstate(all="ignore"):
-        for node in walk(root):
-            if node.op == "const":
-                found = constant(node.attr)
-            elif node.op in ("var", "gather"):
-                found = unknown(node.kind, ())
-            else:
-                found = apply(node.op, node.kind, node.attr, [known[a] for a in node.args])
-            if node.kind == "float":  # bounds that are NaN: anything
-                found = Range(
-                    *(
-                        np.nan_to_num(x, nan=y, posinf=np.inf, neginf=-np.inf)
-                        for x, y in ((found.lo, -np.inf), (found.hi, np.inf))
-                    )
-                )
-            known[node] = found
-    return float(np.max(size(known[root])))
 
 
 def factored(score: Node, least: float, positive: bool = True) -> Factored:

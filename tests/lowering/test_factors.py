@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -98,31 +96,3 @@ def test_an_even_bias_joins_the_raw_score_unless_it_is_the_same_for_all_keys() -
     assert of(EVEN).even is not None
     assert of(score.define(lambda s, b, h, q, k: s + SIGNED[h])).even is None
     assert of(score.softcap(3.0) >> EVEN).even is None
-
-
-BOUNDED = {
-    "softcap": (score.softcap(3.0), 1.0),
-    "a cap of anything": (EVEN >> score.softcap(5.0), 1.0),
-    "clamped": (score.define(lambda s, b, h, q, k: s.clamp(-4.0, 7.0)), 7.0),
-    "a sigmoid": (score.define(lambda s, b, h, q, k: 3 * torch.sigmoid(s) - 1), 2.0),
-    "unbounded": (score.identity(), math.inf),
-    "a bias behind a cap": (score.softcap(3.0) >> EVEN, math.inf),
-    "a captured factor inside": (
-        score.define(lambda s, b, h, q, k: torch.tanh(s) * SIGNED[k % 2]),
-        math.inf,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BOUNDED)
-def test_bounds_of_what_is_left(name: str) -> None:
-    mod, bound = BOUNDED[name]
-    assert bound <= of(mod).bound <= bound * 1.01
-
-
-@given(scores())
-def test_nothing_exceeds_its_bound(mod: ScoreMod) -> None:
-    form = of(mod)
-    for scale in (0.3, 1e6):
-        found = values(form.rest, scale).abs()
-        assert not (found > form.bound).any()
