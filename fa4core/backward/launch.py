@@ -186,9 +186,7 @@ def _kernels(
     main = (q, k, k, q, k, k, row, row, sums, table, *plan, *rest)
     after = (sums, table, q, "float32")
     of_out = RowSpec(spec.queries, spec.head_dim_v, spec.d, grad_lse)
-    of_queries = RowSpec(
-        spec.queries, spec.head_dim, spec.d, part=spec.sums_part, across=spec.across
-    )
+    of_queries = RowSpec(spec.queries, spec.head_dim, spec.d, part=spec.sums_part)
     where = place.target, place.emulated
     return (
         Kernel("fa4core.backward.pre:prepare_rows", before, of_out, *where),

@@ -47,15 +47,7 @@ def finish_kernel(
     grad_q: cute.Tensor,
     scale: cutlass.Float32,
 ):
-    if cutlass.const_expr(spec.across):
-        _finish_across(spec, sums, Tile(table), grad_q, scale)
-    else:
-        _finish(spec, sums, Tile(table), grad_q, scale)
-
-
-@cute.jit
-def _finish(spec: cutlass.Constexpr, sums: Any, tile: Any, grad_q: Any, scale: Any):
-    held = 2 if spec.part else 1  # rows of a thread
+    tile, held = Tile(table), 2 if spec.part else 1  # rows of a thread
     of_row = spec.columns // PIECE
     for i in cutlass.range_constexpr(passes(spec.queries // held * of_row)):
         at = i * THREADS + tile.thread
@@ -70,34 +62,6 @@ def _finish(spec: cutlass.Constexpr, sums: Any, tile: Any, grad_q: Any, scale: A
                         value = values[j // 2 * 2 * held + 2 * half + j % 2]
                         result[j] = (value * scale).to(grad_q.element_type)
                     to = piece(grad_q, (tile.b, tile.first + row + 8 * half, tile.h), column)
-                    cute.autovec_copy(result, to)
-
-
-@cute.jit
-def _finish_across(spec: cutlass.Constexpr, sums: Any, tile: Any, grad_q: Any, scale: Any):
-    """A thread takes two rows and twice 8 columns, and four neighbours take 64 bytes of sums."""
-    groups = spec.d // (2 * PIECE)
-    flat = cute.make_tensor(
-        sums[(tile.h, tile.number * spec.queries, None)].iterator,
-        cute.make_layout((4, spec.queries * spec.d // 4)),
-    )
-    for i in cutlass.range_constexpr(passes(spec.queries // 2 * groups)):
-        at = i * THREADS + tile.thread
-        pair, group = at // (4 * groups) * 4 + at % 4, at // 4 % groups
-        row = 2 * pair
-        if (at < spec.queries // 2 * groups) & (row < tile.count):
-            first = group // 4 * (PART_ROWS * spec.queries // 4) + pair // 4 * THREADS
-            first = first + group % 4 * 32 + pair % 4
-            values = [loaded(flat[(None, first + 4 * j)]) for j in range(PIECE)]
-            for part in cutlass.range_constexpr(4):
-                query, half = part % 2, part // 2
-                column = 2 * group + half
-                if (row + query < tile.count) & (column < spec.columns // PIECE):
-                    result = cute.make_rmem_tensor(cute.make_layout(PIECE), grad_q.element_type)
-                    for j in cutlass.range_constexpr(PIECE):
-                        value = values[j][2 * half + query]
-                        result[j] = (value * scale).to(grad_q.element_type)
-                    to = piece(grad_q, (tile.b, tile.first + row + query, tile.h), column)
                     cute.autovec_copy(result, to)
 
 

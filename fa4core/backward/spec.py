@@ -54,11 +54,6 @@ class BackwardSpec(KernelSpec):
         return 0
 
     @property
-    def across(self) -> bool:
-        """Whether that is transposed; see `RowSpec.across`."""
-        return False
-
-    @property
     def keys(self) -> int:
         """Keys of a tile."""
         raise NotImplementedError
@@ -76,7 +71,6 @@ class RowSpec:
         part: 0 if sums of dQ are row-major. Else a tile of them is made of parts of 64 rows and
             this many columns, each in the order in which a warpgroup's threads hold it: 4 numbers
             of each thread, then the next 4.
-        across: Whether a tile of sums is transposed, so that parts are 64 columns and all queries.
     """
 
     queries: int
@@ -84,10 +78,8 @@ class RowSpec:
     d: int
     grad_lse: bool = False
     part: int = 0
-    across: bool = False
 
     def __str__(self) -> str:
         """A part of the kernel's name."""
         lse, part = "_lse" if self.grad_lse else "", f"_{self.part}" if self.part else ""
-        across = "_across" if self.across else ""
-        return f"{self.queries}_{self.columns}_{self.d}{lse}{part}{across}"
+        return f"{self.queries}_{self.columns}_{self.d}{lse}{part}"

@@ -106,18 +106,13 @@ def boxed(atom: Any, shared: Any, there: Any, shape: tuple) -> tuple[Any, Any]:
 
 
 def put(
-    accumulator: cute.Tensor,
-    product: cute.TiledMma,
-    thread: Any,
-    shared: cute.Tensor,
-    across: bool = False,
+    accumulator: cute.Tensor, product: cute.TiledMma, thread: Any, shared: cute.Tensor
 ) -> cute.Tensor:
-    """A warpgroup's accumulator, rounded, into a tile of 16-bit numbers, whose columns are
-    contiguous instead of its rows if `across`; for TMA and wgmma to read behind a barrier. Returns
-    the thread's numbers."""
+    """A warpgroup's accumulator, rounded, into a tile of 16-bit numbers; for TMA and wgmma to read
+    behind a barrier. Returns the thread's numbers."""
     rounded = cute.make_rmem_tensor(accumulator.layout, shared.element_type)
     rounded.store(accumulator.load().to(shared.element_type))
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(across, 4), shared.element_type)
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), shared.element_type)
     tiled = cute.make_tiled_copy_C(atom, product)
     place = tiled.get_slice(thread).partition_D(shared)
     cute.copy(atom, tiled.retile(rounded), place)

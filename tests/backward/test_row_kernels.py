@@ -98,13 +98,6 @@ def in_parts(sums: torch.Tensor, queries: int, part: int) -> torch.Tensor:
     return held.reshape(sums.shape).contiguous()
 
 
-def across(sums: torch.Tensor, queries: int) -> torch.Tensor:
-    """Likewise, of tiles that are transposed: parts of 64 columns and all queries."""
-    heads, rows, d = sums.shape
-    tiles = sums.view(heads * (rows // queries), queries, d).transpose(1, 2).reshape(1, -1, queries)
-    return in_parts(tiles, d, queries).view(sums.shape)
-
-
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("target", "d", "queries", "part"),
@@ -120,22 +113,6 @@ def test_after(target: str, d: int, queries: int, part: int, packed: bool) -> No
     expected = grad_q.clone()
     spec = RowSpec(queries, d, sums.shape[-1], part=part)
     given = in_parts(sums, queries, part) if part else sums
-    _check_after(target, spec, sums, given, grad_q, expected, sizes, packed)
-
-
-@pytest.mark.parametrize("d", [128, 72])
-def test_after_transposed(d: int) -> None:
-    torch.manual_seed(0)
-    sizes, outer = problem(d, True)
-    padded = Rows(sizes, 80)
-    sums = torch.randn(2, padded.count, 128)
-    grad_q = torch.full((*outer, 2, d), 7.0).bfloat16()
-    spec = RowSpec(80, d, 128, part=80, across=True)
-    _check_after("sm90", spec, sums, across(sums, 80), grad_q, grad_q.clone(), sizes, True)
-
-
-def _check_after(target, spec, sums, given, grad_q, expected, sizes, packed) -> None:
-    padded, d = Rows(sizes, spec.queries), spec.columns
     with emulator(target, num_sms=2):
         launch(target, "post:finish_rows", spec, given, padded.table(), grad_q, 0.3)
     for i, start in enumerate(padded.starts.tolist()):

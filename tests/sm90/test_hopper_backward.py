@@ -35,7 +35,6 @@ CUTS = (
     Cut(64, groups=2, stages=3, passes=2, early=32),
     Cut(64, held=True),
     Cut(128, held=True, direct=False),
-    Cut(80, held=True, direct=False),
     Cut(64, shared=True, stages_out=1),
 )
 

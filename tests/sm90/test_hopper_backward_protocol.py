@@ -36,7 +36,6 @@ SPECS = (
     *(Spec(PLAIN, "bfloat16", 128, 128, Shape(64, held=True, direct=way)) for way in (False, True)),
     *(Spec(PLAIN, "bfloat16", 128, 128, Shape(64, stages=3, direct=way)) for way in (False, True)),
     Spec(PLAIN, "bfloat16", 64, 64, Shape(128, stages=3, early=32, direct=False)),
-    Spec(PLAIN, "bfloat16", 128, 128, Shape(80, held=True, direct=False)),
 )
 THREE = Shape(64, 3, stages=3, passes=2, early=32, direct=False, consumer=160, producer=32)
 OTHERS = (

@@ -11,6 +11,7 @@ from typing import Any
 from cutlass import const_expr, cute
 
 from fa4core.pipeline.endpoint import Ends
+from fa4core.sm90.backward.consumer import store
 
 
 @cute.jit
@@ -85,12 +86,6 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             room.take(t)
         else:
             kv_free.arrive()
-        place = plan.item(index)  # read again: to keep it would cost registers
-        work.finish_k(t)
-        work.store(t, place, "k")
-        if const_expr(not apart):
-            work.stored(0)
-        work.finish_v(t)
-        work.store(t, place, "v")
+        store(work, plan.item(index), t, apart)  # read again: to keep it would cost registers
         index = source.next(index)
     work.stored(0)

@@ -156,12 +156,16 @@ def consumer(work: Any, plan: Any, ends: Ends, t: Any):
             room.take(t)
         else:
             kv_free.arrive()
-        place = plan.item(index)  # read again: to keep it would cost registers
-        work.finish_k(t)
-        work.store(t, place, "k")
-        if const_expr(not apart):
-            work.stored(0)
-        work.finish_v(t)
-        work.store(t, place, "v")
+        store(work, plan.item(index), t, apart)  # read again: to keep it would cost registers
         index = source.next(index)
     work.stored(0)
+
+
+def store(work: Any, item: Any, t: Any, apart: bool) -> None:
+    """dK and dV of a work tile; `apart`: not in the same memory."""
+    work.finish_k(t)
+    work.store(t, item, "k")
+    if not apart:
+        work.stored(0)
+    work.finish_v(t)
+    work.store(t, item, "v")

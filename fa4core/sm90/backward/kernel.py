@@ -28,7 +28,7 @@ from fa4core.sm90.backward.spec import ROWS, Spec
 from fa4core.sm90.backward.tiles import Result, Tiles
 from fa4core.sm90.backward.warpgroup import ConsumerWork
 from fa4core.sm90.boxes import box
-from fa4core.sm90.memory import dtype_of, repeated, staged, swizzled, tensor_in, tma, transposed
+from fa4core.sm90.memory import dtype_of, repeated, staged, swizzled, tensor_in, tma
 
 
 @attrs.frozen(eq=False)
@@ -51,7 +51,7 @@ class Layouts:
         dtype, parts, groups = dtype_of(spec), spec.parts, spec.shape.groups
         d, d_v, queries, tiles = spec.d, spec.d_v, spec.queries, spec.tiles
         # what a product takes of a tile's columns begins where an atom of its swizzle does
-        keys_, part, part_v = spec.of_keys, d // parts, d_v // parts
+        keys_, part, part_v = spec.grad_q_columns, d // parts, d_v // parts
         pairs = spec.smem["grad_s"].stride * 8 // dtype.width
         return cls(
             k=repeated(swizzled(dtype, ROWS, columns["k"], keys_), (tiles, ROWS * d)),
@@ -61,12 +61,12 @@ class Layouts:
                 spec, "grad_out", swizzled(dtype, queries, columns["grad_out"], part_v), dtype
             ),
             weights=repeated(
-                swizzled(dtype, *spec.weights_box, ROWS), (tiles, ROWS * queries), (2, pairs)
+                swizzled(dtype, ROWS, queries, ROWS), (tiles, ROWS * queries), (2, pairs)
             ),
             grad_k=staged(spec, "grad_k", swizzled(dtype, ROWS, part), dtype),
             grad_v=staged(spec, "grad_v", swizzled(dtype, ROWS, part_v), dtype),
             grad_q=cute.make_layout(
-                (ROWS * spec.grad_q_columns, groups), stride=(1, spec.smem["grad_q"].stride // 4)
+                (ROWS * keys_, groups), stride=(1, spec.smem["grad_q"].stride // 4)
             ),
         )
 
@@ -100,7 +100,6 @@ def backward_kernel(
     s_q = tensor_in(memory, spec, "q", layouts.q, dtype)
     s_out = tensor_in(memory, spec, "grad_out", layouts.out, dtype)
     s_grad_s = tensor_in(memory, spec, "grad_s", layouts.weights, dtype)
-    s_grad_s = transposed(s_grad_s) if spec.across else s_grad_s
     s_p = tensor_in(memory, spec, "p", layouts.weights, dtype) if spec.parts > 1 else None
     pointer = memory + spec.smem["grad_q"].offset
     s_grad_q = cute.make_tensor(cute.recast_ptr(pointer, dtype=cutlass.Float32), layouts.grad_q)

@@ -74,8 +74,7 @@ class Products(Fixed):
         self.grad_v = Product(dtype, spec.d_v // spec.parts, K_MAJOR, MN_MAJOR, source)
         held = RMEM if spec.held else SMEM
         self.grad_k = Product(dtype, spec.d // spec.parts, K_MAJOR, MN_MAJOR, held)
-        of_grad_s = K_MAJOR if spec.across else MN_MAJOR
-        self.grad_q = Product(dtype, spec.grad_q_columns, MN_MAJOR, of_grad_s)
+        self.grad_q = Product(dtype, spec.grad_q_columns, MN_MAJOR, MN_MAJOR)
 
     def weights(self) -> cute.Tensor | None:
         """P as operand of dV, if that is in registers."""
@@ -100,7 +99,7 @@ class Operands(Fixed):
         t: Number of the warpgroup.
         k, v: (64, d, tiles).
         q, out: (queries, d, stages).
-        grad_s: (64, queries, tiles, stages), however it lies.
+        grad_s: (64, queries, tiles, stages).
         p: Likewise, if P is in shared memory.
     """
 
@@ -115,11 +114,6 @@ class Operands(Fixed):
         if not spec.held:
             self._grad_s = products.grad_k.of_a(grad_s[(None, None, tile, None)])
         self._q_summed = products.grad_k.of_b(transposed(q), part)
-        self._across: tuple[cute.Tensor, cute.Tensor] | None = None
-        if spec.across:
-            of_keys = _over_tiles(grad_q.of_a(_piece(transposed(k), (ROWS, ROWS), t)))
-            self._across = of_keys, _over_tiles(grad_q.of_b(transposed(grad_s)))
-            return
         rows = _piece(transposed(grad_s), (ROWS, ROWS), t if spec.by_rows else 0)
         self._rows = _over_tiles(grad_q.of_a(rows))
         first = 0 if spec.by_rows else t * passes
@@ -142,9 +136,6 @@ class Operands(Fixed):
         return grad_s, self._q_summed[(None, None, None, q_stage)]
 
     def grad_q(self, stage: Any, part: int) -> tuple[cute.Tensor, cute.Tensor]:
-        if self._across is not None:
-            k, grad_s = self._across
-            return k, grad_s[(None, None, None, stage)]
         return self._rows[(None, None, None, stage)], self._columns[part]
 
 

@@ -42,10 +42,10 @@ class Spec(BackwardSpec):
         least = self.queries if self.shape.shared else 16
         if not least <= self.shape.early <= self.queries:
             raise ValueError(f"{self.shape}: early may be {least} to {self.queries}")
-        if self.queries != ROWS and not self.by_rows and not self.across:
+        if self.queries != ROWS and not self.by_rows:
             raise ValueError(
                 f"{self.shape}: {ROWS} queries, or {ROWS} for each warpgroup if each has a key "
-                "tile of its own, or another multiple of 16 if dS is held, are possible"
+                "tile of its own, are possible"
             )
         if self.held and (self.parts > 1 or self.shape.passes > 1 or self.differentiates):
             raise ValueError(
@@ -70,8 +70,7 @@ class Spec(BackwardSpec):
     def d(self) -> int:
         """Head dim of the tiles; what a product takes of it is a multiple of 16."""
         parts = self.shape.groups * self.shape.passes
-        piece = ROWS if self.across else 16
-        return _up(self.head_dim, piece * (1 if self.by_rows else parts))
+        return _up(self.head_dim, 16 * (1 if self.by_rows else parts))
 
     @property
     def d_v(self) -> int:
@@ -94,12 +93,6 @@ class Spec(BackwardSpec):
     def by_rows(self) -> bool:
         """Whether a warpgroup's part of dQ is a part of the queries; else of the head dim."""
         return self.parts == self.shape.passes == 1 and self.queries == ROWS * self.shape.groups
-
-    @property
-    def across(self) -> bool:
-        """Whether dQ is computed transposed: a warpgroup's part is 64 of the head dim, its columns
-        are queries, of which there may be any multiple of 16."""
-        return self.held and self.queries % ROWS != 0 and self.queries % 16 == 0
 
     @cached_property
     def differentiates(self) -> bool:
@@ -145,21 +138,8 @@ class Spec(BackwardSpec):
 
     @property
     def grad_q_columns(self) -> int:
-        """Columns of a warpgroup's part of dQ, in one pass: of its 64 rows, or all queries."""
-        if self.across:
-            return self.queries
+        """Columns of a warpgroup's part of dQ, which has 64 rows, in one pass."""
         return self.d // (1 if self.by_rows else self.shape.groups * self.shape.passes)
-
-    @property
-    def of_keys(self) -> int:
-        """Columns of K that a warpgroup's part of dQ takes in one pass."""
-        return ROWS if self.across else self.grad_q_columns
-
-    @property
-    def weights_box(self) -> tuple[int, int]:
-        """A key tile of dS or P in shared memory, row-major: keys run along rows if dQ is computed
-        transposed, else queries do."""
-        return (self.queries, ROWS) if self.across else (ROWS, self.queries)
 
     @property
     def staged(self) -> bool:
@@ -176,7 +156,7 @@ class Spec(BackwardSpec):
     @cached_property
     def loaded(self) -> dict[str, int]:
         """Columns that TMA brings of each operand; those behind stay zero."""
-        k, q, out = self.of_keys, self.d // self.parts, self.d_v // self.parts
+        k, q, out = self.grad_q_columns, self.d // self.parts, self.d_v // self.parts
         return {
             "k": inside_boxes(self.head_dim, k),
             "v": inside_boxes(self.head_dim_v, self.d_v),

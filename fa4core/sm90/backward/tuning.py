@@ -18,9 +18,10 @@ In the present order of instructions:
 - dQ by the role instead of the threads: d=128 full 8k 555 (530), causal 8k 550 (529), window 1024
   416 (398); d=64 full 8k 498 (428).
 - dS held in registers for dK, with 64 queries, at d=128: full 8k 598 (551), 1k 513 (491); causal 8k
-  586 (535), 1k 376 (363); window 1024 448 (422). With 80: 594, 500, 567, 351, 421. At d=64 with
-  128: full 8k 538 (475), window 1024 392 (363). A query then costs fewer passes through shared
-  memory, which is what profiles say the kernel waits for.
+  586 (535), 1k 376 (363); window 1024 448 (422). With 80, as FlashAttention-4 has, and so with dQ
+  transposed: 594, 500, 567, 351, 421; not taken. At d=64 with 128: full 8k 538 (475), window 1024
+  392 (363). A query then costs fewer passes through shared memory, which is what profiles say the
+  kernel waits for.
 - FlashAttention-4 beside the last ones: 622, 514, 589, 384, 464; d=64 542, 386.
 """
 
@@ -34,7 +35,7 @@ class Shape:
     """How a backward kernel is cut.
 
     Attributes:
-        queries: Of a tile; 64, or 64 for each group, or a multiple of 16 if dS is held.
+        queries: Of a tile; 64, or 64 for each group.
         groups: Consumer warpgroups.
         shared: Whether the groups share one tile of 64 keys; else each has its own.
         stages: Tiles of Q in shared memory. S is begun a tile ahead, so with two the next Q would

@@ -240,7 +240,7 @@ class ConsumerWork(Fixed):
         """dS, rounded, into shared memory, and into registers where dK takes it from there."""
         product = self.products.scores.product()
         place = self.shared.grad_s(t, stage)
-        rounded = put(self.dp, product, moved(self.thread), place, self.spec.across)
+        rounded = put(self.dp, product, moved(self.thread), place)
         if held:
             copy_words(rounded, self.held, moved)
 
