@@ -141,11 +141,11 @@ def _added_to(what: Node, total: Node) -> Node | None:
     """
     if total.op not in ("add", "sub") or what not in total.args:
         return None
-    a, b = total.args
-    if total.op == "sub":
-        b = algebra.mul(-1.0, b) if a is what else a
-    elif b is what:
-        b = a
-    if (total.op == "sub" and a is not what) or "score" in b.free or not per_element(b):
+    first, second = total.args
+    if total.op == "add":
+        other = first if second is what else second
+    elif first is what:
+        other = algebra.mul(-1.0, second)
+    else:
         return None
-    return b
+    return None if "score" in other.free or not per_element(other) else other
