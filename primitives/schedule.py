@@ -5,6 +5,7 @@ See FlashAttention-4, section 3.3, for the orders; the choices change time, neve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import attrs
@@ -15,8 +16,15 @@ Ctas = Literal[1, 2]
 Order = Literal["in_order", "longest_first", "shortest_first", "batch_sorted"]
 
 
-def _one_of(accepted: object) -> attrs.validators._InValidator:  # type: ignore[name-defined]
-    return attrs.validators.in_(get_args(accepted))
+def _one_of(accepted: object) -> Callable[[object, attrs.Attribute, object], None]:
+    choices = get_args(accepted)
+
+    def check(_: object, attribute: attrs.Attribute, value: object) -> None:
+        if not any(value == c and type(value) is type(c) for c in choices):
+            accepted = ", ".join(map(repr, choices))
+            raise ValueError(f"{attribute.name}={value!r}; accepted are {accepted}")
+
+    return check
 
 
 @attrs.frozen

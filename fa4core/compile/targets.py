@@ -73,7 +73,7 @@ def resolve(target: str | Target) -> Target:
     """A target from its name; "sm_100a" and "SM100" name the same one as "sm100"."""
     if isinstance(target, Target):
         return target
-    name = target.lower().replace("_", "").rstrip("af")
+    name = target.lower().replace("_", "").rstrip("af") if isinstance(target, str) else None
     if name not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
     return TARGETS[name]

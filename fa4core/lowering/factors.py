@@ -22,8 +22,11 @@ from primitives.expr.rebuild import rebuild, substitute
 SCORE, SCALE = algebra.var("score"), algebra.var("scale")
 ONE = algebra.const(1.0)
 
-#: f(-x) = -f(x): a factor in front of them can give its sign to one inside.
-_ODD = frozenset({"tanh", "sin", "tan", "asin", "atan", "sinh", "erf"})
+#: No larger than a few units.
+_BOUNDED = frozenset({"tanh", "sigmoid", "sin", "cos", "asin", "acos", "atan", "erf", "erfc"})
+
+#: f(-x) = -f(x), of those: a factor in front of them can give its sign to one inside.
+_ODD = frozenset({"tanh", "sin", "asin", "atan", "erf"})
 
 
 @attrs.frozen(slots=False)
@@ -69,12 +72,15 @@ def factored(score: Node, least: float, positive: bool = True) -> Factored:
     if not _positive(factor, positive):
         if rest.op not in _ODD:
             return Factored(ONE, product(factor, rest))
-        inner = product(algebra.unary("sign", factor), rest.args[0])
+        sign = algebra.where(algebra.less(factor, 0.0), -1.0, 1.0)  # of 0, too: see `softcap(0)`
+        inner = product(sign, rest.args[0])
         factor, rest = algebra.absolute(factor), algebra.unary(rest.op, inner)
     if factor.is_const:
         sane = least <= factor.attr < math.inf
         return Factored(factor, rest) if sane else Factored(ONE, product(factor, rest))
-    return Factored(algebra.extremum("max", factor, least), rest)
+    if not _moderate(rest):
+        return Factored(ONE, product(factor, rest))
+    return Factored(algebra.where(algebra.less(factor, least), least, factor), rest)  # keeps NaN
 
 
 def needed_once(rest: Node) -> list[Node]:
@@ -122,6 +128,11 @@ def _times(a: Node, b: Node) -> Node:
     if a.op == "div" and a is not b:
         return algebra.div(_times(a.args[0], b), a.args[1])
     return algebra.mul(a, b)
+
+
+def _moderate(rest: Node) -> bool:
+    """Whether a factor below `least` may be replaced by it: the product is about 0 anyhow."""
+    return rest is SCORE or rest.op in _BOUNDED or (rest.op == "abs" and rest.args[0] is SCORE)
 
 
 def _positive(factor: Node, scale: bool) -> bool:

@@ -68,9 +68,10 @@ def test_target_names(name: str):
     assert resolve(name).name == "sm100"
 
 
-def test_unknown_target_names_the_known_ones():
+@pytest.mark.parametrize("name", ["sm75", None, 103])
+def test_unknown_target_names_the_known_ones(name):
     with pytest.raises(ValueError, match="sm100"):
-        resolve("sm75")
+        resolve(name)
 
 
 @pytest.mark.skipif(not have("cuobjdump"), reason="cuobjdump is not installed")

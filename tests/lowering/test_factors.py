@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -32,6 +34,10 @@ MODS = {
     "a cap": (score.softcap(3.0), 1),
     "negative and positive caps": (
         score.define(lambda s, b, h, q, k: SIGNED[h] * torch.tanh(s / SIGNED[h])),
+        1,
+    ),
+    "a cap of 0": (
+        score.define(lambda s, b, h, q, k: WITH_ZERO[h] * torch.tanh(s / WITH_ZERO[h])),
         1,
     ),
     "no cap at all": (score.define(lambda s, b, h, q, k: WITH_ZERO[h] * torch.tanh(s)), 1),
@@ -90,6 +96,25 @@ def test_what_is_known_of_factors() -> None:
     assert factored(score.identity().expr, LEAST, positive=False).factor is ONE
     tiny = score.define(lambda s, b, h, q, k: 1e-30 * torch.tanh(s))
     assert of(tiny).factor is ONE  # -inf times it would not be
+
+
+def test_a_factor_below_the_least_is_no_other_where_the_rest_may_be_large() -> None:
+    tiny = torch.tensor([0.0, 1e-30])
+    for mod in (
+        score.define(lambda s, b, h, q, k: tiny[h].abs() * torch.exp(60 + s)),
+        score.define(lambda s, b, h, q, k: tiny[h] * torch.sinh(60 + s)),
+        score.define(lambda s, b, h, q, k: tiny[h].abs() * (s - 1e30 * (k > q))),
+    ):
+        same(mod, 0.3)
+
+
+def test_a_factor_that_is_nan_stays() -> None:
+    nan = torch.tensor([math.nan, 1.0])
+    for mod in (
+        score.define(lambda s, b, h, q, k: nan[h].abs() * s),
+        score.define(lambda s, b, h, q, k: nan[h] * torch.tanh(s)),
+    ):
+        same(mod, 0.3)
 
 
 def test_an_even_bias_joins_the_raw_score_unless_it_is_the_same_for_all_keys() -> None:

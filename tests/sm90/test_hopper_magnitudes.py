@@ -61,3 +61,13 @@ def test_the_largest_of_scores_far_apart_has_all_the_weight() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 140, 1, 64, generator=generator).bfloat16() for _ in range(3))
     compared(q * 3e5, k * 3e5, v, Variant())
+
+
+def test_factors_of_rows_that_are_zero_or_tiny() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 90, 2, 64, generator=generator).bfloat16() for _ in range(3))
+    caps, tiny = torch.tensor([0.0, 3.0]), torch.tensor([0.0, 1e-25])
+    capped = score.define(lambda s, b, h, i, j: caps[h] * torch.tanh(s / caps[h]))
+    compared(q, k, v, Variant(score=capped))
+    grown = score.define(lambda s, b, h, i, j: tiny[h].abs() * torch.exp(50 + s))
+    compared(q, k, v, Variant(score=grown))
