@@ -21,8 +21,8 @@ def _one_of(accepted: object) -> Callable[[object, attrs.Attribute, object], Non
 
     def check(_: object, attribute: attrs.Attribute, value: object) -> None:
         if not any(value == c and type(value) is type(c) for c in choices):
-            accepted = ", ".join(map(repr, choices))
-            raise ValueError(f"{attribute.name}={value!r}; accepted are {accepted}")
+            named = ", ".join(map(repr, choices))
+            raise ValueError(f"{attribute.name}={value!r}; accepted are {named}")
 
     return check
 
