@@ -54,7 +54,8 @@ substitute: it is that of a kernel which spins right behind the timed one, and t
 within that time. In an earlier run it said 1.64 GHz behind FlashAttention-4's full attention of
 8192 tokens, head dim 128, whose 4.95 million cycles, counted by a profiler, make 1.49 GHz of its
 3.33 ms. With the recorded clocks ({low:.2f} to {high:.2f} GHz) the model would be {mean:+.0%} off
-on average, and by {rms:.1%} (root mean square). `benchmarks/cycles.py` counts cycles of all cells; that was not run.
+on average, and by {rms:.1%} (root mean square). `benchmarks/cycles.py` counts cycles of all cells;
+that was not run.
 """
 
 
