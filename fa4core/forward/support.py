@@ -24,7 +24,10 @@ def refusal(program: Program, problem: Problem) -> str | None:
         return f"the kernels take bfloat16 and float16, not {problem.dtype}; convert the inputs"
     for name, d in (("head dim", problem.head_dim), ("head dim of v", problem.head_dim_v)):
         if d % 8 or not 8 <= d <= MAX_HEAD_DIM:
-            return f"{name} {d}; multiples of 8 from 8 to {MAX_HEAD_DIM} are supported"
+            return (
+                f"{name} {d} is no multiple of 8 from 8 to {MAX_HEAD_DIM}; pad with zeros and pass "
+                "the scale of the true head dim"
+            )
     if problem.page_size is not None and problem.page_size % ATOM:
         return (
             f"page size {problem.page_size}: keys are copied out of pages into shared memory that "

@@ -134,7 +134,7 @@ def refused(match: str, *tensors: torch.Tensor, **options) -> None:
 def test_what_the_kernel_does_not_take_is_refused_with_the_reason() -> None:
 
     refused("float32", *small(torch.float32))
-    refused("head dim 20", *small(d=20))
+    refused("head dim 20 is no multiple of 8 from 8 to 256; pad", *small(d=20))
     refused("head dim of v 264", *small(d_v=264))
     q, k, v = small(d=64)
     doubles = torch.zeros(1, dtype=torch.float64)
